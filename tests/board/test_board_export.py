@@ -13,15 +13,12 @@ from board_helpers import ENVIRONMENT, TRUSTED, family, own, parent, result, tas
 from processes import Done, Refused, printed_by
 
 from benchmarks.board import synthetic
-from hubmerge.board.export import board_json, row_data, suite_csv
-from hubmerge.board.files import parse_files
+from hubmerge.board.export import board_json, suite_csv
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
 from hubmerge.board.values import Flag
-from hubmerge.output.card_scores import scores_view
-from workflows.app.model_panels import score_sections
 
-FORMULAS = ("=HYPERLINK(1)", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", "  =1", "＝1")
+FORMULAS = ("=HYPERLINK(1)", "@SUM(A1)", "\n=1", "  -1", "＝1")
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
@@ -37,15 +34,6 @@ def test_no_cell_of_the_csv_begins_a_formula(text: str) -> None:
     assert not [c for c in cells if c.lstrip(" ")[:1] in tuple("=+-@\t\r\n＝＋－＠") and c]
     assert f"'{text}" in lines[0]
     assert f"'{text}" in lines[1]
-
-
-def test_the_reason_of_a_flag_ends_no_line_of_the_csv() -> None:
-    entry = {"kind": "contaminated", "model": "org/code", "reason": "leaked\r=1+1\n\u202e\x1b[2J, as told"}
-    flags = parse_files([("flags.json", json.dumps({"flags": [entry]}).encode())]).flags
-    lines = list(csv.reader(io.StringIO(suite_csv(build_board(family(), flags).suites[0]), newline="")))
-    assert [line[0] for line in lines] == ["suite", *["trio"] * 4]
-    assert "contaminated: leaked =1+1\n  [2J, as told" in lines[-1]
-    assert [flag.reason for flag in flags] == ["leaked =1+1\n  [2J, as told"]
 
 
 def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:
@@ -72,26 +60,12 @@ def test_a_domain_that_is_called_like_a_column_hides_none() -> None:
     assert float(row["math_low"]) < float(row["math"]) == float(row["score_math_low"])
 
 
-def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
-    board = build_board([*family(), result("<b>", "1", {"math": 1.0})], [Flag("withdrawn", "org/math")])
-    data = json.loads(board_json(board))
-    [suite] = data["suites"]
-    assert (suite["suite"], suite["version"], suite["split"], suite["versions"]) == ("trio", "1", "test", ["1"])
-    assert suite["domains"] == ["math", "instruction", "code"]
-    merge = next(r for r in suite["rows"] if r["model"] == "org/merge")
-    inherited = {"kind": "withdrawn", "reason": "", "inherited_from": "org/math"}
-    assert merge["flags"] == [inherited]
-    assert (merge["skills"]["kept"], merge["skills_rank"]) == (2, None)  # flagged: it has no rank
-    assert merge["skills"]["skills"][0]["value"] == pytest.approx(1.15)
-    assert [r["reason"] for r in data["refused"]] == ["its model is not a repo's name"]
-
-
 def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
     ran, words = {"dtype": "bfloat16", "stored_dtype": "float32"}, "bfloat16, stored as float32"
     tasks = [task(f"{domain}_task", domain, 0.5, truncated=3) for domain in ("math", "instruction", "code")]
     strange = result("evil/x", "f", tasks, environment=ENVIRONMENT | ran, facts={"recipe": "method: ram"})
     flags = [Flag("withdrawn", "org/failed"), Flag("contaminated", "org/code", reason="leaked")]
-    results = [*own("carol"), strange, result("org/failed", "9")]
+    results = [*own("carol"), strange, result("org/failed", "9"), result("<b>", "1", {"math": 1.0})]
     board = build_board(results, flags, trusted=TRUSTED)
     data = json.loads(board_json(board))
     assert {f["model"]: f["kind"] for f in data["flags"]} == {"org/failed": "withdrawn", "org/code": "contaminated"}
@@ -101,7 +75,8 @@ def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
         for row in suite["rows"]
     ]
     lines = pq.read_table(io.BytesIO(board_parquet(board))).to_pylist()
-    assert len(lines) == len(told) == len(results)
+    assert len(lines) == len(told) == len(results) - 1
+    assert [r["reason"] for r in data["refused"]] == ["its model is not a repo's name"]
     for line, row in zip(lines, told, strict=True):
         del row["failures"]  # of the joined board, which the table does not have
         row["method_parameters"] = json.dumps(row["method_parameters"], sort_keys=True)
@@ -197,14 +172,3 @@ def test_the_command_imports_nothing_heavy(tmp_path: Path) -> None:
     printed = printed_by(script)
     assert printed.splitlines()[-1] == "[]"
     assert printed.count("org0/model-0") >= 3
-
-
-def test_prompts_that_were_cut_are_told_everywhere_and_an_older_result_says_nothing_of_them() -> None:
-    cut = result("org/short", "1", [task("a", "math", 0.5, truncated=3), task("b", "math", 0.5)])
-    board = build_board([cut])
-    row = board.suites[0].rows[0]
-    assert [t["truncated"] for t in row_data(row)["tasks"]] == [3, None]
-    page = str(score_sections([(board.suites[0], row)], "https://huggingface.co"))
-    assert "100, 3 cut" in page
-    view = scores_view([t.model_dump() for t in cut.tasks], [])
-    assert ["3 prompts cut" in line[2][0] for line in view["lines"]] == [True, False]

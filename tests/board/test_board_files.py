@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from board_helpers import ENVIRONMENT, HOSTILE, family, result, result_data, sha, task, written
+from board_helpers import ENVIRONMENT, family, result, result_data, sha, task, written
 
-from hubmerge.board.export import board_json
 from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, read_folder, results_folder
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import Flag
@@ -40,33 +39,23 @@ ROWS = {
     "deep": b"[" * 100_000,
     "a list": b"[]",
     "NaN": scored().replace(b'"value": 0.5', b'"value": NaN'),
-    "a number as text": scored(value="0.5"),
     "true as a number": scored(value=True),
     "above its maximum": scored(value=1.01),
-    "below zero": scored(value=-0.01),
     "no samples": scored(samples=0),
     "infinitely many samples": scored(samples="@").replace(b'"@"', b"1e400"),
     "more prompts cut than asked": scored(truncated=101),
-    "a negative number of prompts cut": scored(truncated=-1),
     "samples of 5000 digits": scored(samples="@").replace(b'"@"', b"9" * 5000),
     "more samples than a dataset has": scored(samples=10**18),
     "shots beyond 64 bits": scored(few_shot=2**63),
-    "a version beyond 64 bits": scored(task_version=2**63),
     "elements beyond 64 bits": facts(parameters=2**63),
-    "bytes beyond 64 bits": facts(size_bytes=2**70),
     "a scale beyond reason": facts(effective_scales=[1e308]),
-    "a weight beyond reason": facts(parents=[{"role": "base", "id": "o/b", "sha": "", "weight": 1e308}]),
     "parameters with NaN": facts(method_parameters={"a": "@"}).replace(b'"@"', b"NaN"),
-    "parameters with infinity": facts(method_parameters={"a": ["@"]}).replace(b'"@"', b"1e999"),
     "parameters beyond 64 bits": facts(method_parameters={"a": 2**63}),
     "parameters with half a character": facts(method_parameters={"\ud800": 1}),
     "parameters without end": facts(method_parameters={"a": list(range(600))}),
     "parameters nested deeply": facts(method_parameters={"a": "@"}).replace(b'"@"', b"[" * 900 + b"]" * 900),
-    "parameters that turn text round": facts(method_parameters={"a": "\u202egnp"}),
     "a seed beyond 64 bits": hostile(environment={**ENVIRONMENT, "seed": 2**63}),
-    "a time beyond reason": hostile(environment={**ENVIRONMENT, "seconds": 1e300}),
     "a foreign field": hostile(extra=1),
-    "a missing field": hostile(facts={}),
     "another sha": hostile(sha=sha("8")),
     "another model": hostile(model="org/base"),
     "another suite": hostile(suite="other"),
@@ -92,24 +81,25 @@ def test_a_broken_file_is_refused_and_takes_no_other_with_it(name: str) -> None:
 
 def test_flags_are_read_one_by_one() -> None:
     entries = [
-        {"kind": "contaminated", "model": "org/math", "reason": HOSTILE},
+        {"kind": "contaminated", "model": "org/math", "reason": "leaked\r=1+1\n\u202e\x1b[2J"},
         {"kind": "withdrawn", "model": "org/base", "sha": sha("b")},
         {"kind": "loved", "model": "org/base"},
         {"kind": "withdrawn", "model": "<b>"},
-        *({"kind": "withdrawn", "model": "org/base", "sha": odd} for odd in (5, "b" * 7, "main")),
+        {"kind": "withdrawn", "model": "org/base", "sha": "b" * 7},
         {"kind": "withdrawn", "model": "org/base", "more": 1},
         "withdrawn",
     ]
     half = [{"kind": "withdrawn", "model": "org/base", name: "\ud800"} for name in ("sha", "reason")]
     read = parse_files([("flags.json", json.dumps({"flags": [*entries, *half]}).encode())])
-    assert read.flags == (Flag("contaminated", "org/math", None, HOSTILE), Flag("withdrawn", "org/base", sha("b")))
-    assert [r.where for r in read.refused] == [f"flags.json, entry {k}" for k in range(3, 12)]
+    told = Flag("contaminated", "org/math", None, "leaked =1+1\n  [2J")
+    assert read.flags == (told, Flag("withdrawn", "org/base", sha("b")))
+    assert [r.where for r in read.refused] == [f"flags.json, entry {k}" for k in range(3, 10)]
 
 
-BROKEN = (b"{", b"[]", b"null", b'{"KEY": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1))
+BROKEN = (b"[]", b'{"KEY": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1), json.dumps({"KEY": [{}] * 5001}).encode())
 
 
-@pytest.mark.parametrize("data", [*BROKEN, json.dumps({"KEY": [{}] * 5001}).encode()], ids=range(7))
+@pytest.mark.parametrize("data", BROKEN, ids=range(5))
 @pytest.mark.parametrize("key", ["flags", "versions"])
 def test_a_broken_file_of_the_keepers_is_refused_as_a_whole_and_the_results_are_read(key: str, data: bytes) -> None:
     read = parse_files([*stored(*family()), (f"{key}.json", data.replace(b"KEY", key.encode()))])
@@ -140,18 +130,6 @@ def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(
     read = read_folder(tmp_path)
     assert len(read.results) == 2
     assert {r.reason for r in read.refused} == {"more than 2 files"}
-
-
-def test_a_file_whose_name_is_no_text_is_refused_and_told(tmp_path: Path) -> None:
-    written(tmp_path, *family())
-    try:
-        (tmp_path / "results" / "a\udcff.json").write_bytes(b"{")
-        (tmp_path / "results" / "b\udcff.json").write_bytes(b" " * (MAX_RESULT_BYTES + 1))
-    except OSError:
-        pytest.skip("this file system takes UTF-8 only")
-    read = read_folder(tmp_path)
-    assert [r.where for r in read.refused] == ["results/a?.json", "results/b?.json"]
-    board_json(build_board(read.results, read.flags, refused=read.refused)).encode()
 
 
 def test_a_folder_without_results_says_so_and_a_missing_one_is_told(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from hubmerge.board.results_dataset import (
     CARD,
     RESULTS_TABLE,
     ResultsDataset,
-    dataset_card,
     details_folder,
 )
 from hubmerge.board.trust import KEYS, Trust, keys_file, reader_trust
@@ -108,7 +107,8 @@ def details(folder: Path) -> Path:
 def test_a_result_its_details_and_both_tables_arrive_in_one_commit(dataset: Kept, tmp_path: Path) -> None:
     one = family()[0]
     place = details_folder(one) + "math_task.parquet"
-    assert dataset.publish(one, {place: details(tmp_path)})
+    assert dataset.publish(one, {place: details(tmp_path)}, private=True)
+    assert dataset.api.dataset_info(dataset.repo).private
     files = dataset.files()
     assert files == {".gitattributes", CARD, BOARD_TABLE, RESULTS_TABLE, result_path(one), place}
     assert dataset.commits() == 2  # the Hub's own first one and ours
@@ -286,23 +286,6 @@ def test_a_card_that_somebody_edited_is_kept(dataset: Kept) -> None:
     assert text.endswith("---\n# Mine\n")
     assert "license: mit" in text
     assert [text.count(f"config_name: {name}") for name in ("mine", "board", "results", "details")] == [1] * 4
-
-
-def test_a_card_that_cannot_be_read_is_left_alone() -> None:
-    assert dataset_card(b"---\n: : broken\n---\n") is None
-    assert dataset_card(b"---\n- a\n- list\n---\n") is None
-    assert dataset_card(b"---\nconfigs: 1\n---\n") is None
-    assert dataset_card(b"\xff") is None
-    own = dataset_card(None)
-    assert own is not None
-    assert dataset_card(own) is None
-    assert dataset_card(b"\xef\xbb\xbf" + own.replace(b"\n", b"\r\n")) is None, "as an editor may leave it"
-    assert dataset_card(b"\n" + own) is None
-
-
-def test_the_dataset_is_private_when_asked_for(dataset: Kept) -> None:
-    dataset.publish(family()[0], private=True)
-    assert dataset.api.dataset_info(dataset.repo).private
 
 
 # --- whose results are believed --------------------------------------------------------------------------
