@@ -9,7 +9,6 @@ lost answer to a commit shows as a result that is already there.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,7 +31,7 @@ from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split
 from hubmerge.evaluation.signing import believed, provenance
 from hubmerge.hub.client import Hub, TreeFile
 from hubmerge.hub.names import blob_id
-from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
+from hubmerge.text.plain_yaml import dump_plain_yaml
 
 DETAILS = "details/"
 BOARD_TABLE = "data/board.parquet"
@@ -40,14 +39,12 @@ RESULTS_TABLE = "data/results.parquet"
 CARD = "README.md"
 MAX_TABLE_BYTES = 512 * 1024 * 1024
 _WORTH_THE_TABLE = 8  # missing files from which on the table is fetched instead
-_CARD_BYTES = 1024 * 1024
 # of the card: the configurations that `datasets.load_dataset` reads, and the text
 CONFIGS: tuple[dict[str, Any], ...] = (
     {"config_name": "board", "data_files": "data/board.parquet", "default": True},
     {"config_name": "results", "data_files": "data/results.parquet"},
     {"config_name": "details", "data_files": "details/**/*.parquet"},
 )
-_FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)^---[ \t]*\n?", re.DOTALL | re.MULTILINE)
 _TEXT = """\
 # Evaluation results
 
@@ -181,7 +178,7 @@ class ResultsDataset:
         return known.status == "failed" and (own.status == "done" or own.created > known.created)
 
     def _files(self, loaded: LoadedResults, path: str, data: bytes) -> dict[str, bytes]:
-        """The commit's small files: the result, both tables rebuilt, and the card where it needs a change."""
+        """The commit's small files: the result, both tables rebuilt, and the card where there is none."""
         contents = {**loaded.contents, path: (blob_id(data), data)}
         parsed = parse_files((place, known) for place, (_, known) in contents.items())
         read = replace(loaded, results=renamed(parsed.results, loaded.versions))
@@ -190,11 +187,9 @@ class ResultsDataset:
             files[KEYS] = keys_file({*loaded.published, *self._trust.keys})
         files[RESULTS_TABLE] = results_parquet({p: contents[p] for p in contents if _is_utf8(contents[p][1])})
         files[BOARD_TABLE] = board_parquet(board_of(read), board_of(read, split="dev"))
-        card_file = loaded.tree.get(CARD)
-        if card_file is None or card_file.size <= _CARD_BYTES:
-            text = self._hub.read_file(self.repo, loaded.sha, CARD, _CARD_BYTES) if card_file else None
-            if (card := dataset_card(text)) is not None:
-                files[CARD] = card
+        if CARD not in loaded.tree:
+            header = dump_plain_yaml({"tags": ["hubmerge", "evaluation"], "configs": list(CONFIGS)})
+            files[CARD] = f"---\n{header}---\n\n{_TEXT}".encode()
         return files
 
     # --- loading -----------------------------------------------------------------------------------------
@@ -275,29 +270,3 @@ def _is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def dataset_card(current: bytes | None) -> bytes | None:
-    """The README.md to write, or None where the current one does.
-
-    A card that somebody edited is kept; only configurations that it lacks are added to its header.
-    """
-    if current is None:
-        own = dump_plain_yaml({"tags": ["hubmerge", "evaluation"], "configs": list(CONFIGS)})
-        return f"---\n{own}---\n\n{_TEXT}".encode()
-    try:
-        text = current.decode("utf-8-sig").replace("\r\n", "\n")
-        found = _FRONT_MATTER.match(text)
-        header = (load_plain_yaml(found[1]) if found else None) or {}
-        configs = list(header.get("configs") or ())
-        names = [c.get("config_name") for c in configs]
-        has_default = any(c.get("default") for c in configs)
-    except (ValueError, TypeError, AttributeError):
-        return None  # not ours to repair
-    lacking = [c for c in CONFIGS if c["config_name"] not in names]
-    if not lacking:
-        return None
-    if has_default:
-        lacking = [{k: v for k, v in c.items() if k != "default"} for c in lacking]
-    body = text[found.end() :] if found else text
-    return f"---\n{dump_plain_yaml({**header, 'configs': [*configs, *lacking]})}---\n{body}".encode()

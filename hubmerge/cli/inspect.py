@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,8 +42,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     if varying := [(name, worded(written(setting))) for name, setting in given if varies(setting)]:
         groups.append(Group("Varying by layer or tensor", tuple(varying)))
     groups.append(cost_of(summary))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    terminal.say(in_words(groups, summary["warnings"], width), **summary)
+    terminal.say(in_words(groups, summary["warnings"]), **summary)
     return 0
 
 

@@ -22,7 +22,7 @@ from hubmerge.hub.names import is_hub_id, is_sha
 from hubmerge.methods import registry
 from hubmerge.methods.varying import worded
 from hubmerge.output.card_scores import model_index, scores_view
-from hubmerge.output.report import SIXTEEN_BITS, AgentOutcome, Parent, Report
+from hubmerge.output.report import SIXTEEN_BITS, Parent, Report
 from hubmerge.output.task import HUB_TAGS, Task, snippet, task_of
 from hubmerge.plan.licenses import KNOWN, UNDECIDED, stated_names
 from hubmerge.settings import DEFAULT_ENDPOINT
@@ -31,7 +31,6 @@ from hubmerge.text.markdown import Markdown, code, duration, environment, factor
 from hubmerge.text.plain_yaml import dump_plain_yaml
 
 _ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
-_WEB = re.compile(r"https?://[\w.:\[\]\-]+(/[\w.\-/]*)?", re.ASCII)  # what `link` takes
 
 _UNFIT = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 _WIDEST = 60  # characters of a name in the lineage
@@ -94,7 +93,7 @@ def _slug(text: str) -> str:
 
 @dataclass(frozen=True)
 class Loss:
-    """The share of one agent that a way of rounding takes; a negative share is added."""
+    """The share of one agent that rounding to nearest takes; a negative share is added."""
 
     agent: str
     before: float  # λ, or the share of the update, that the method computed
@@ -111,7 +110,7 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
     total = statistics["total"]
     labels = [str(a["agent"]) for a in total["agents"]]
     weights = {p.label: p.weight for p in agents}
-    losses = [loss for loss in _roundings(report, weights, "nearest") if abs(loss.share) > LOST_AT_LEAST]
+    losses = [loss for loss in _roundings(report, weights) if abs(loss.share) > LOST_AT_LEAST]
     target = report.target or None
     method = registry().get(str(report.method["name"]))
     title = target or f"{report.method['title']} of {', '.join(labels)}"
@@ -156,7 +155,6 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "losses": losses,
         "lost_of": "λ" if all(loss.of == _OF_LAMBDA for loss in losses) else "the updates",
         "lost": any(loss.share > 0 for loss in losses),
-        "lambda_kept": _lambda_kept(report, weights),
         "anomalies": _anomalies(report, losses),
         "bytes": sum(f.size for f in report.files),
         "lineage": "\n".join(
@@ -221,19 +219,14 @@ def _parameters(report: Report) -> list[tuple[str, Any]]:
 
 def _parent_link(parent: Parent, endpoint: str) -> Markdown:
     if parent.kind == "hub" and is_hub_id(parent.id):
-        return _linked(parent.id, f"{endpoint}/{parent.id}")
+        return link(parent.id, f"{endpoint}/{parent.id}")
     return code(parent.label)
 
 
 def _revision(parent: Parent, endpoint: str) -> Markdown:
     if parent.kind == "hub" and is_hub_id(parent.id) and is_sha(parent.sha):
-        return _linked(parent.sha, f"{endpoint}/{parent.id}/tree/{parent.sha}")
+        return link(parent.sha, f"{endpoint}/{parent.id}/tree/{parent.sha}")
     return code(parent.sha)
-
-
-def _linked(text: str, url: str) -> Markdown:
-    """A link, or the text alone where the address of the Hub has characters that no link of a card holds (`~`, `%`)."""
-    return link(text, url) if _WEB.fullmatch(url) else code(text)
 
 
 def _paper_link(paper: Mapping[str, Any]) -> Markdown:
@@ -267,16 +260,18 @@ def _sixteen_bits(report: Report) -> bool:
     return any(d in SIXTEEN_BITS for d in report.dtype)
 
 
-def _roundings(report: Report, weights: Mapping[str, float], way: str) -> list[Loss]:
-    """The loss of each agent for which the rounding called `way` was measured: of λ − 1 where the method rescales the
-    agent, of the update itself elsewhere. Measured factors contain the agent's weight, λ does not.
+def _roundings(report: Report, weights: Mapping[str, float]) -> list[Loss]:
+    """The loss of each agent for which rounding to nearest was measured: of λ − 1 where the method rescales the agent,
+    of the update itself elsewhere. Measured factors contain the agent's weight, λ does not.
 
     The factor before rounding is measured too, so that rounding is blamed only for its own share: elements that are
     counted as unique may have got another factor than the formula's λ.
     """
     found = []
+    used = report.rounding == "nearest" or not _sixteen_bits(report)  # 32 bits are rounded in one way
     for outcome in report.outcomes:
-        before, after = outcome.kept_unique, _stored(outcome, report, way)
+        before = outcome.kept_unique
+        after = outcome.effective_scale if used else outcome.effective_scale_other_rounding
         if not before or after is None:
             continue
         weight = weights.get(outcome.agent, 1.0)
@@ -287,20 +282,6 @@ def _roundings(report: Report, weights: Mapping[str, float], way: str) -> list[L
         else:
             found.append(Loss(outcome.agent, before, after, "the update", 1 - after / before))
     return found
-
-
-def _stored(outcome: AgentOutcome, report: Report, way: str) -> float | None:
-    """The factor in the stored weights with that rounding, where it was measured; 32 bits are rounded in one way."""
-    used = way == report.rounding or not _sixteen_bits(report)
-    return outcome.effective_scale if used else outcome.effective_scale_other_rounding
-
-
-def _lambda_kept(report: Report, weights: Mapping[str, float]) -> bool:
-    """Whether λ was measured in the stored weights of both roundings, and both have kept it."""
-    both = [_roundings(report, weights, way) for way in ("nearest", "stochastic")]
-    of_lambda = [[loss for loss in losses if loss.of == _OF_LAMBDA] for losses in both]
-    measured = bool(of_lambda[0]) and len(of_lambda[0]) == len(of_lambda[1])
-    return measured and all(abs(loss.share) <= LOST_AT_LEAST for losses in both for loss in losses)
 
 
 def _legend(method: Mapping[str, Any]) -> str:
@@ -368,9 +349,8 @@ _PACKAGES = ("hubmerge", "huggingface_hub", "numpy", "torch")  # written as they
 
 
 def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows (name, value) on what the inputs' cache fetched, in words; values that are no numbers are left out."""
-    numbers = {k: v for k, v in fetch.items() if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63}
-    get = numbers.get
+    """Rows (name, value) on what the inputs' cache fetched, in words."""
+    get = fetch.get
 
     def shards_of(key: str) -> str:
         return f"{(count := get(key, 0)):,} shard{'' if count == 1 else 's'}"
@@ -382,10 +362,10 @@ def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
     if ranged := get("ranged_shards"):
         fetched.append(f"{ranged:,} more by ranges ({size(get('range_bytes', 0))})")
     rows = [("Fetched", ", ".join(fetched)), ("Found on disk", f"{shards_of('hits')} of an earlier pass or run")]
-    if "high_water_bytes" in numbers:
-        room = f", of {size(numbers['budget_bytes'])} that they could take" if "budget_bytes" in numbers else ""
+    if "high_water_bytes" in fetch:
+        room = f", of {size(fetch['budget_bytes'])} that they could take" if "budget_bytes" in fetch else ""
         where = f" in the largest of {processes:,} processes" if processes > 1 else ""
-        rows.append(("Inputs on disk", f"{size(numbers['high_water_bytes'])} at their peak{where}{room}"))
+        rows.append(("Inputs on disk", f"{size(fetch['high_water_bytes'])} at their peak{where}{room}"))
     return rows
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +40,6 @@ _COST = {
     "passes": "Passes over the weights",
 }
 LABELS: Mapping[str, str] = {"base": "Base", "agents": "Agent", **_COMPATIBILITY, **_COST}
-_NARROWEST = 40  # columns
 
 
 @dataclass(frozen=True)
@@ -148,25 +146,13 @@ def _about(seconds: float) -> str:
     return duration(seconds) if seconds >= 59.5 else f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
 
 
-def in_words(groups: Sequence[Group], warnings: Sequence[str], width: int | None) -> str:
-    """The groups, then the warnings, folded at `width` columns; None: lines are not folded."""
+def in_words(groups: Sequence[Group], warnings: Sequence[str]) -> str:
+    """The groups, then the warnings."""
     widest = max(len(label) for group in groups for label, _ in group.rows)
     lines: list[str] = []
     for group in groups:
         lines += [*([""] if lines else []), group.title]
-        for label, text in group.rows:
-            lines += _wrapped(f"  {label:<{widest}}  ", text, width)
+        lines += [f"  {label:<{widest}}  {printable(text)}" for label, text in group.rows]
     if warnings:
-        lines += ["", "Warnings"]
-        for warning in warnings:
-            lines += _wrapped("  - ", warning, width)
+        lines += ["", "Warnings", *(f"  - {printable(warning)}" for warning in warnings)]
     return "\n".join(lines) + "\n"
-
-
-def _wrapped(head: str, text: str, width: int | None) -> list[str]:
-    text = printable(text)
-    if width is None:
-        return [head + text]
-    options = {"break_long_words": False, "break_on_hyphens": False}
-    room = max(width, _NARROWEST)
-    return textwrap.wrap(text, room, initial_indent=head, subsequent_indent=" " * len(head), **options) or [head]  # type: ignore[arg-type]

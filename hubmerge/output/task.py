@@ -126,17 +126,7 @@ _CLASSES: tuple[tuple[str, str], ...] = (
     (r"\w+For(?:TDT|RNNT)", "speech-transducer"),
     (r"(?:Csm|Dia|\w+TTS|HiggsAudioV2|Musicgen\w*|VibeVoice)ForConditionalGeneration", "text-to-audio"),
     (r"\w+ForTextToSpeech|FastSpeech2Conformer\w+|(?:Bark|Vits)Model", "text-to-audio"),
-    (
-        r"(?:AudioFlamingo3|FunAsrNano|GlmAsr|GraniteSpeech\w*|MossTranscribe\w*|MusicFlamingo|Nemotron3_5Transcribe"
-        r"|Qwen2Audio|Qwen3ASR|VibeVoiceAsr|Voxtral\w*)ForConditionalGeneration",
-        "audio-text-to-text",
-    ),
-    (
-        r"(?:Bart|BigBirdPegasus|Blenderbot(?:Small)?|FSMT|GPTSanJapanese|LED|LongT5|M2M100|MBart|MT5|Marian|Mvp"
-        r"|NllbMoe|PLBart|Pegasus(?:X)?|ProphetNet|SwitchTransformers|T5|T5Gemma|UMT5|XLMProphetNet)"
-        r"ForConditionalGeneration|MarianMTModel|EncoderDecoderModel|\w+ForTextToText",
-        "text2text-generation",
-    ),
+    (r"MarianMTModel|EncoderDecoderModel|\w+ForTextToText", "text2text-generation"),
     (
         r"(?:Align|AltCLIP|Blip|CLIP|CLIPSeg|ChineseCLIP|MetaClip2|Siglip2?|Tipsv2)Model",
         "zero-shot-image-classification",

@@ -74,9 +74,11 @@ def fence(value: object, language: str = "") -> Markdown:
 
 
 def link(text: object, url: str) -> Markdown:
-    """A link whose URL we made; foreign text in it is a code span, so that nothing nests in it."""
-    assert re.fullmatch(r"https?://[\w.:\[\]\-]+(/[\w.\-/]*)?", url, re.ASCII), url
-    return Markdown(f"[{text if isinstance(text, Markdown) else code(text)}]({url})")
+    """A link whose URL we made; foreign text in it is a code span, so that nothing nests in it. The text alone where a
+    Hub's address has characters that no link of a card holds (`~`, `%`)."""
+    shown = text if isinstance(text, Markdown) else code(text)
+    plain = re.fullmatch(r"https?://[\w.:\[\]\-]+(/[\w.\-/]*)?", url, re.ASCII)
+    return Markdown(f"[{shown}]({url})") if plain else shown
 
 
 def _printable(text: str) -> str:

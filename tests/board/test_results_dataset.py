@@ -238,7 +238,9 @@ def test_many_results_are_read_with_one_request_and_unchanged_ones_with_none(
     assert len(requests) == 1
 
 
-def test_a_table_that_lies_is_not_believed(dataset: Kept) -> None:
+def test_a_table_that_lies_is_not_believed_and_one_without_measure_not_read(
+    dataset: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     many = [result(f"org/m{k}", "a", {"math": 0.1}) for k in range(10)]
     dataset.fill(many)
     better = [result(f"org/m{k}", "a", {"math": 1.0}) for k in range(10)]
@@ -247,6 +249,9 @@ def test_a_table_that_lies_is_not_believed(dataset: Kept) -> None:
     }
     dataset.add({RESULTS_TABLE: results_parquet(lies)})
     assert {t.value for r in dataset.opened().load().results for t in r.tasks} == {0.1}
+    monkeypatch.setattr("hubmerge.board.results_dataset.MAX_TABLE_BYTES", 10)
+    assert len(dataset.opened().load().results) == 10
+    monkeypatch.undo()
     dataset.add({RESULTS_TABLE: b"no parquet"})
     assert len(dataset.opened().load().results) == 10
 
@@ -264,28 +269,11 @@ def test_a_table_of_kilobytes_that_says_the_same_again_and_again_is_not_unpacked
         read_results_parquet(results_parquet(few), 55)
 
 
-def test_a_table_or_card_without_measure_is_not_read_and_costs_nothing_else(
-    dataset: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset.fill([result(f"org/m{k}", "a", {"math": 0.1}) for k in range(10)])
-    card = b"---\nlicense: mit\n---\n# Mine\n"
-    dataset.add({CARD: card})
-    monkeypatch.setattr("hubmerge.board.results_dataset.MAX_TABLE_BYTES", 10)
-    monkeypatch.setattr("hubmerge.board.results_dataset._CARD_BYTES", 10)
-    assert len(dataset.opened().load().results) == 10
-    dataset.publish(result("org/m11", "a", {"math": 0.1}))
-    assert dataset.content(CARD) == card
-
-
 def test_a_card_that_somebody_edited_is_kept(dataset: Kept) -> None:
     dataset.publish(family()[0])
-    card = b"---\nlicense: mit\nconfigs:\n- config_name: mine\n  data_files: x.csv\n---\n# Mine\n"
-    dataset.add({CARD: card})
+    dataset.add({CARD: b"# Mine\n"})
     dataset.publish(family()[1])
-    text = dataset.content(CARD).decode()
-    assert text.endswith("---\n# Mine\n")
-    assert "license: mit" in text
-    assert [text.count(f"config_name: {name}") for name in ("mine", "board", "results", "details")] == [1] * 4
+    assert dataset.content(CARD) == b"# Mine\n"
 
 
 # --- whose results are believed --------------------------------------------------------------------------

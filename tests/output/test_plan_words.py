@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from builders import random_base, sparse_agent, write_model, write_parents
+from builders import write_parents
 from plan_helpers import BASE, A, B, plan
 from processes import Done
 
@@ -82,16 +81,3 @@ def test_a_sweep_is_told_in_the_same_words(recipe: Path, done: Done):
     said = done("inspect", recipe).out
     assert re.search(r"Variants +2, merged in passes of 2: ram, ties\n", said)
     assert re.search(r"Size of the result +27\.0 kB\n", said)
-
-
-def test_nothing_is_wider_than_a_terminal_of_80_columns(recipe: Path, monkeypatch: pytest.MonkeyPatch, done: Done):
-    """A strange name of a tensor is broken nowhere."""
-    agent = sparse_agent({**random_base(0), "v_head.summary.weight": random_base(0)["model.norm.weight"]}, 0.1, 3)
-    write_model(recipe.parent / "one", agent)
-    named = json.loads(recipe.read_text())
-    recipe.write_text(json.dumps({**named, "ignore": ["v_head.*", "*.mlp.*"]}))
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    lines = done("inspect", recipe).out.splitlines()
-    assert max(map(len, lines)) <= 80, max(lines, key=len)
-    assert any("left out by" in line for line in lines)
