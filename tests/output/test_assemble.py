@@ -58,6 +58,13 @@ def test_left_out_keys_stand_in_the_plans_warnings(tmp_path: Path):
 # --- other files -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000])
+def test_a_file_that_cannot_be_checked_is_left_out_with_a_note(tmp_path: Path, content: bytes):
+    files, notes = companions(tmp_path, base_files={"special_tokens_map.json": content})
+    assert "special_tokens_map.json" not in files
+    assert notes == ["special_tokens_map.json: left out (not JSON)"]
+
+
 def test_the_licenses_of_all_parents_are_kept(tmp_path: Path):
     files, notes = companions(
         tmp_path,
