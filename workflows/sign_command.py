@@ -1,4 +1,4 @@
-"""`hubmerge sign`: signs entries of a results dataset's flags.json and versions.json with the bot's key.
+"""`hubmerge sign`: signs entries of a results dataset's flags.json with the bot's key.
 
 Without ids it lists the entries and whether a believed key signed them. An id follows from the entry's content alone,
 so what is signed is what was listed, even if somebody has changed the file meanwhile.
@@ -36,7 +36,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
     trusted = set(published) | named_keys(settings)
     if arguments.ids:
         seed = _seed(settings, published)
-        known = {entry.id for path, data in files.items() for entry in entries_of(path, data)[0]}
+        known = {entry.id for data in files.values() for entry in entries_of(data)[0]}
         if missing := sorted(set(arguments.ids) - known):
             raise ResultError(
                 "no entry has this id",
@@ -44,7 +44,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
                 got=", ".join(missing)[:200],
                 next_step="List the entries with `hubmerge sign REPO`; an entry that was changed has another id.",
             )
-        signed = {path: with_signatures(path, data, set(arguments.ids), seed) for path, data in files.items()}
+        signed = {path: with_signatures(data, set(arguments.ids), seed) for path, data in files.items()}
         changed = {path: data for path, data in signed.items() if data != files[path]}
         if not published:  # also where a kill came between the files of a folder
             changed[KEYS] = keys_file([public_key(seed)])
@@ -53,7 +53,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
         files, trusted = signed, trusted | {public_key(seed)}
     listed, refused = [], []
     for path, data in files.items():
-        entries, broken = entries_of(path, data, trusted)
+        entries, broken = entries_of(data, trusted)
         listed += [{"id": e.id, "file": path, "entry": dict(e.content), "signed": e.provenance} for e in entries]
         refused += [{"where": r.where, "reason": r.reason} for r in broken]
     whole = {"entries": listed, "refused": refused}
@@ -62,8 +62,8 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
 
 
 def _opened(named: str, hub: Hub) -> tuple[dict[str, bytes], Collection[str], _Write]:
-    """The keepers' files that exist, the keys that the dataset publishes, and how files are written there."""
-    from hubmerge.board.files import KEEPERS_FILES, MAX_FLAGS_BYTES, results_folder
+    """The file of flags, if there is one, the keys that the dataset publishes, and how files are written there."""
+    from hubmerge.board.files import FLAGS, MAX_FLAGS_BYTES, results_folder
     from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, folder_keys, parse_keys
 
     if (folder := results_folder(named)) is not None:
@@ -74,7 +74,7 @@ def _opened(named: str, hub: Hub) -> tuple[dict[str, bytes], Collection[str], _W
                 partial.write_bytes(data)
                 partial.replace(folder / name)
 
-        found = [folder / name for name in KEEPERS_FILES if (folder / name).is_file()]
+        found = [folder / FLAGS] if (folder / FLAGS).is_file() else []
         return {path.name: path.read_bytes() for path in found}, folder_keys(folder), write_here
     sha = hub.head(named)
     tree = hub.tree(named, sha)
@@ -82,7 +82,7 @@ def _opened(named: str, hub: Hub) -> tuple[dict[str, bytes], Collection[str], _W
     def write_there(files: Mapping[str, bytes]) -> None:
         hub.commit(named, [], files.items(), message="Sign what the keepers say", description="", parent=sha)
 
-    read = {name: hub.read_file(named, sha, name, MAX_FLAGS_BYTES) for name in KEEPERS_FILES if name in tree}
+    read = {FLAGS: hub.read_file(named, sha, FLAGS, MAX_FLAGS_BYTES)} if FLAGS in tree else {}
     try:
         published = parse_keys(hub.read_file(named, sha, KEYS, MAX_KEYS_BYTES)) if KEYS in tree else ()
     except ValueError as error:

@@ -1,12 +1,11 @@
-"""Reads result files and the keepers' files of a results dataset or a folder, and trusts none of their bytes.
+"""Reads result files and the keepers' flags of a results dataset or a folder, and trusts none of their bytes.
 
     results/MODEL/SHA/SUITE-VERSION-SPLIT.json    one result each, at the path that its content says
     flags.json       {"flags": [{"kind", "model", "sha"?, "reason"?, "signature"?}, …]}
-    versions.json    {"versions": [{"suite", "version", "same_as", "signature"?}, …]}
 
 A file or entry that cannot be believed is left out, with the reason.
 
-The keepers of the dataset write the latter two by hand. Whoever may write to the dataset can write an entry, so each
+The keepers of the dataset write the latter by hand. Whoever may write to the dataset can write an entry, so each
 is signed by itself (hubmerge/evaluation/signing.py): one that a stranger adds spoils no other. Where a trusted key is
 known, an entry that none signed is not applied. Where none is known, all entries count alike.
 """
@@ -18,9 +17,9 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from hubmerge.board.values import FLAG_KINDS, Flag, Refusal
 from hubmerge.errors import ResultError
@@ -31,17 +30,12 @@ from hubmerge.hub.names import is_hub_id, is_sha
 RESULTS = "results/"
 MAX_FILES = 200_000
 FLAGS = "flags.json"
-VERSIONS = "versions.json"
-KEEPERS_FILES = (FLAGS, VERSIONS)
 MAX_FLAGS_BYTES = 4 * 1024 * 1024
 MAX_FLAGS = 5000
-_LISTS = {FLAGS: "flags", VERSIONS: "versions"}
+_KEY = "flags"
 _HALF = re.compile("[\ud800-\udfff]")
 _LINK = "a link, which is not followed; `hf download --local-dir` writes files"
 _NOT_SIGNED = "no trusted key signed it, so it is not applied"
-
-Versions = Mapping[tuple[str, str], str]  # suite, version → the version that it is
-_Value = Flag | tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -51,27 +45,23 @@ class ResultFiles:
     results: tuple[EvaluationResult, ...]
     flags: tuple[Flag, ...] = ()
     refused: tuple[Refusal, ...] = ()
-    versions: Versions = field(default_factory=dict)
     trusted: frozenset[str] = frozenset()  # the public keys that are believed
 
 
 def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = ()) -> ResultFiles:
-    """Results and flags out of (path, bytes); a path below `results/`, `flags.json` or `versions.json`.
+    """Results and flags out of (path, bytes); a path below `results/`, or `flags.json`.
 
-    `trusted`: public keys that are believed, by which the entries of the latter two are judged. Results of a version
-    that versions.json calls another one's equal count as that one's: one step, no chains. An entry that does not count
-    is refused by its place, and takes no other with it.
+    `trusted`: public keys that are believed, by which the flags are judged. One that does not count is refused by its
+    place, and takes no other with it.
     """
     results: list[EvaluationResult] = []
     flags: list[Flag] = []
     refused: list[Refusal] = []
-    versions: dict[tuple[str, str], str] = {}
     for path, data in files:
-        if path in KEEPERS_FILES:
-            values, bad = _counting(path, data, trusted)
+        if path == FLAGS:
+            counting, bad = _counting(data, trusted)
             refused += bad
-            flags += [value for value in values if isinstance(value, Flag)]
-            versions |= {value[:2]: value[2] for value in values if isinstance(value, tuple)}
+            flags += counting
             continue
         try:
             result = parse_result(data, where=path)
@@ -82,26 +72,16 @@ def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = (
             refused.append(Refusal(path, f"its content belongs at {belongs[:300]}"))
             continue
         results.append(result)
-    return ResultFiles(renamed(results, versions), tuple(flags), tuple(refused), versions, frozenset(trusted))
-
-
-def renamed(results: Iterable[EvaluationResult], versions: Versions) -> tuple[EvaluationResult, ...]:
-    """The results with their suites' versions renamed as the keepers' versions.json says."""
-
-    def now(result: EvaluationResult) -> EvaluationResult:
-        version = versions.get((result.suite, result.suite_version))
-        return result if version is None else result.model_copy(update={"suite_version": version})
-
-    return tuple(map(now, results))
+    return ResultFiles(tuple(results), tuple(flags), tuple(refused), frozenset(trusted))
 
 
 def readable(sizes: Mapping[str, int]) -> tuple[list[str], list[Refusal]]:
-    """The files to read of those that there are (path → bytes), the keepers' first, and what is refused unread."""
+    """The files to read of those that there are (path → bytes), the flags first, and what is refused unread."""
     paths: list[str] = []
     refused: list[Refusal] = []
-    for path in sorted(sizes, key=lambda path: (path not in KEEPERS_FILES, path)):
-        limit = MAX_FLAGS_BYTES if path in KEEPERS_FILES else MAX_RESULT_BYTES
-        if not (path in KEEPERS_FILES or (path.startswith(RESULTS) and path.endswith(".json"))):
+    for path in sorted(sizes, key=lambda path: (path != FLAGS, path)):
+        limit = MAX_FLAGS_BYTES if path == FLAGS else MAX_RESULT_BYTES
+        if not (path == FLAGS or (path.startswith(RESULTS) and path.endswith(".json"))):
             continue
         if sizes[path] > limit:
             refused.append(Refusal(path, f"{sizes[path]} bytes, at most {limit} are read"))
@@ -131,7 +111,7 @@ def read_folder(folder: Path, trusted: Collection[str] = ()) -> ResultFiles:
     links = sorted(_below(folder, path) for path in found if path.is_symlink())
     if not (folder / RESULTS).is_dir():
         refused.append(Refusal(RESULTS, f"no such folder in {folder}"))
-    refused += [Refusal(p, _LINK) for p in links if p in KEEPERS_FILES or f"{p}/".startswith(RESULTS)]
+    refused += [Refusal(p, _LINK) for p in links if p == FLAGS or f"{p}/".startswith(RESULTS)]
     parsed = parse_files(((path, (folder / path).read_bytes()) for path in paths), trusted)
     return replace(parsed, refused=(*parsed.refused, *refused))
 
@@ -150,71 +130,60 @@ class Entry:
     id: str
     place: int  # in the file, from 0
     content: Mapping[str, Any]  # without the signature
-    value: _Value  # the flag, or suite, version and the version that it is
+    flag: Flag
     provenance: Provenance
 
 
-def _counting(path: str, data: bytes, trusted: Collection[str]) -> tuple[list[_Value], list[Refusal]]:
-    """What the entries say that are not broken, forged or, where a trusted key is known, unsigned."""
-    entries, refused = entries_of(path, data, trusted)
+def _counting(data: bytes, trusted: Collection[str]) -> tuple[list[Flag], list[Refusal]]:
+    """The flags that are not broken, forged or, where a trusted key is known, unsigned."""
+    entries, refused = entries_of(data, trusted)
     unsigned = {entry.place for entry in entries if trusted and entry.provenance != "signed"}
-    refused += [_entry_refusal(path, place, _NOT_SIGNED) for place in sorted(unsigned)]
-    return [entry.value for entry in entries if entry.place not in unsigned], refused
+    refused += [_entry_refusal(place, _NOT_SIGNED) for place in sorted(unsigned)]
+    return [entry.flag for entry in entries if entry.place not in unsigned], refused
 
 
-def entries_of(path: str, data: bytes, trusted: Collection[str] = ()) -> tuple[list[Entry], list[Refusal]]:
-    """The entries of one of KEEPERS_FILES that can be read and are not forged, with the refusals of the others."""
-    key = _LISTS[path]
+def entries_of(data: bytes, trusted: Collection[str] = ()) -> tuple[list[Entry], list[Refusal]]:
+    """The entries of flags.json that can be read and are not forged, with the refusals of the others."""
     entries: list[Entry] = []
-    listed, refused = _listed(path, key, data)
+    listed, refused = _listed(data)
     for place, raw in enumerate(listed):
         signature = raw.get("signature") if isinstance(raw, dict) else None
         content = {k: v for k, v in raw.items() if k != "signature"} if isinstance(raw, dict) else raw
-        value = _flag(content) if path == FLAGS else _version(content)
-        if isinstance(value, str):
-            refused.append(_entry_refusal(path, place, value))
+        flag = _flag(content)
+        if isinstance(flag, str):
+            refused.append(_entry_refusal(place, flag))
             continue
-        provenance = entry_provenance(key, content, signature, trusted)
+        provenance = entry_provenance(_KEY, content, signature, trusted)
         if provenance == "forged":
-            refused.append(_entry_refusal(path, place, "its signature is not of this content"))
+            refused.append(_entry_refusal(place, "its signature is not of this content"))
             continue
-        id = hashlib.sha256(json.dumps([key, content], sort_keys=True).encode()).hexdigest()[:12]
-        entries.append(Entry(id, place, content, value, provenance))
+        id = hashlib.sha256(json.dumps([_KEY, content], sort_keys=True).encode()).hexdigest()[:12]
+        entries.append(Entry(id, place, content, flag, provenance))
     return entries, refused
 
 
-def with_signatures(path: str, data: bytes, ids: Collection[str], seed: bytes) -> bytes:
+def with_signatures(data: bytes, ids: Collection[str], seed: bytes) -> bytes:
     """The file with those entries signed by the private key `seed`; the very bytes where none of them is in it."""
-    chosen = [entry for entry in entries_of(path, data)[0] if entry.id in ids]
+    chosen = [entry for entry in entries_of(data)[0] if entry.id in ids]
     if not chosen:
         return data
     document = json.loads(data)
     for entry in chosen:
-        document[_LISTS[path]][entry.place] = signed_entry(_LISTS[path], entry.content, seed)
+        document[_KEY][entry.place] = signed_entry(_KEY, entry.content, seed)
     return (json.dumps(document, indent=1) + "\n").encode()
 
 
-def _listed(path: str, key: str, data: bytes) -> tuple[list[Any], list[Refusal]]:
-    """The list below `key`."""
+def _listed(data: bytes) -> tuple[list[Any], list[Refusal]]:
     if len(data) > MAX_FLAGS_BYTES:
-        return [], [Refusal(path, f"more than {MAX_FLAGS_BYTES} bytes")]
+        return [], [Refusal(FLAGS, f"more than {MAX_FLAGS_BYTES} bytes")]
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        return [], [Refusal(path, str(error)[:200])]
-    entries = document.get(key) if isinstance(document, dict) else None
+        return [], [Refusal(FLAGS, str(error)[:200])]
+    entries = document.get(_KEY) if isinstance(document, dict) else None
     if not isinstance(entries, list) or len(entries) > MAX_FLAGS:
-        return [], [Refusal(path, f'expected {{"{key}": […]}} with at most {MAX_FLAGS} entries')]
+        return [], [Refusal(FLAGS, f'expected {{"{_KEY}": […]}} with at most {MAX_FLAGS} entries')]
     return entries, []
-
-
-def _version(entry: Any) -> tuple[str, str, str] | str:
-    """Suite, version and the version that it is, or the reason why the entry is refused."""
-    texts = [entry.get(k) for k in ("suite", "version", "same_as")] if isinstance(entry, dict) else []
-    if len(texts) == 3 == len(entry) and all(_is_text(t) and 0 < len(t) <= 100 for t in texts):
-        suite, version, same_as = map(str, texts)
-        return suite, version, same_as
-    return "expected suite, version and same_as"
 
 
 def _flag(entry: Any) -> Flag | str:
@@ -229,16 +198,11 @@ def _flag(entry: Any) -> Flag | str:
         return "its model is not a repo's name"
     if sha is not None and not (isinstance(sha, str) and is_sha(sha)):
         return "its sha is no full commit"
-    if not _is_text(reason):
+    if not isinstance(reason, str) or _HALF.search(reason):  # which UTF-8 cannot encode
         return "its reason is no text"
     # not refused, since a keeper's flag counts however its reason is written
     return Flag(kind, model, sha, CONTROL.sub(" ", reason[:500]))
 
 
-def _is_text(value: Any) -> TypeGuard[str]:
-    """Whether a value is text that UTF-8 can encode; JSON's escapes can also make lone surrogates."""
-    return isinstance(value, str) and not _HALF.search(value)
-
-
-def _entry_refusal(path: str, place: int, reason: str) -> Refusal:
-    return Refusal(f"{path}, entry {place + 1}", reason)
+def _entry_refusal(place: int, reason: str) -> Refusal:
+    return Refusal(f"{FLAGS}, entry {place + 1}", reason)

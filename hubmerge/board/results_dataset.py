@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hubmerge.board.files import KEEPERS_FILES, MAX_FLAGS_BYTES, RESULTS, ResultFiles, parse_files, readable, renamed
+from hubmerge.board.files import FLAGS, MAX_FLAGS_BYTES, RESULTS, ResultFiles, parse_files, readable
 from hubmerge.board.leaderboard import board_of
 from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
 from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
@@ -137,8 +137,7 @@ class ResultsDataset:
         if self._missing():
             return None
         loaded = self.load()
-        wanted = (model, sha, suite, loaded.versions.get((suite, version), version), split)
-        return next((r for r in loaded.believed if r.run_key == wanted), None)
+        return next((r for r in loaded.believed if r.run_key == (model, sha, suite, version, split)), None)
 
     def refuse_to_expose(self, model: str, private: bool, *, made_private: bool = False) -> None:
         """EvaluationError where the answers of a private model, which stand in the details, would become public.
@@ -181,7 +180,7 @@ class ResultsDataset:
         """The commit's small files: the result, both tables rebuilt, and the card where there is none."""
         contents = {**loaded.contents, path: (blob_id(data), data)}
         parsed = parse_files((place, known) for place, (_, known) in contents.items())
-        read = replace(loaded, results=renamed(parsed.results, loaded.versions))
+        read = replace(loaded, results=parsed.results)
         files = {path: data}
         if self._trust.keys - set(loaded.published):
             files[KEYS] = keys_file({*loaded.published, *self._trust.keys})
@@ -197,11 +196,10 @@ class ResultsDataset:
     def _load_at(self, sha: str) -> LoadedResults:
         tree = self._hub.tree(self.repo, sha)
         paths, refused = readable({path: file.size for path, file in tree.items()})
-        contents = self._contents(sha, tree, [tree[p] for p in paths if p not in KEEPERS_FILES], refused)
+        contents = self._contents(sha, tree, [tree[p] for p in paths if p != FLAGS], refused)
         files = [(path, data) for path, (_, data) in contents.items()]
-        for path in paths:
-            if path in KEEPERS_FILES and (data := self._small(sha, path, MAX_FLAGS_BYTES, refused)) is not None:
-                files.append((path, data))
+        if FLAGS in paths and (data := self._small(sha, FLAGS, MAX_FLAGS_BYTES, refused)) is not None:
+            files.append((FLAGS, data))
         published: tuple[str, ...] = ()
         if KEYS in tree and (data := self._small(sha, KEYS, MAX_KEYS_BYTES, refused)) is not None:
             try:

@@ -222,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     watch.add_arguments(add("watch", "workflows.watch", words, json="decisions as JSON lines"))
     words = "the app's jobs of HF_TOKEN's user, and another try for failed ones"
     jobs_command.add_arguments(add("jobs", jobs_command.run_cli, words))
-    words = "sign the flags and equal versions of a results dataset, as its keeper"
+    words = "sign the flags of a results dataset, as its keeper"
     sign_command.add_arguments(add("sign", _sign, words))
     add("methods", "hubmerge.cli.methods", "the merge methods, their papers and parameters")
 

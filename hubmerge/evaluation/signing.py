@@ -4,10 +4,10 @@ anyone can check with the public key.
     signed bytes = "hubmerge result 1\\n" + JSON of the result without its signature and without fields that have their
                    default value; keys sorted, no spaces, ASCII
 
-    signed bytes = "hubmerge flags 1\n" or "hubmerge versions 1\n" + JSON of an entry without its signature, likewise
+    signed bytes = "hubmerge flags 1\n" + JSON of an entry without its signature, likewise
 
 Fields at their default are left out so that a later field with a default invalidates no signature. The signature names
-the version of the suite under which it was made, since the board may show a version under another name.
+the version of the suite under which it was made.
 
 Checking and signing need `cryptography`; nothing here imports it before it is needed.
 """
@@ -83,13 +83,8 @@ def _provenance(key: str, value: str, content: bytes, trusted: Collection[str]) 
 
 
 def believed(results: Collection[EvaluationResult], trusted: Collection[str]) -> tuple[EvaluationResult, ...]:
-    """The results that may decide something: the signed ones or, where no key is trusted, all.
-
-    Of a run that two files tell of, since the keepers call the versions of its suite equal, one that is done, and then
-    the newest.
-    """
-    decisive = [r for r in results if not trusted or provenance(r, trusted) == "signed"]
-    return tuple({r.run_key: r for r in sorted(decisive, key=lambda r: (r.status == "done", r.created))}.values())
+    """The results that may decide something: the signed ones or, where no key is trusted, all."""
+    return tuple(r for r in results if not trusted or provenance(r, trusted) == "signed")
 
 
 def _content(result: EvaluationResult, suite_version: str) -> bytes:

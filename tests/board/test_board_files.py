@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from board_helpers import ENVIRONMENT, family, result, result_data, sha, task, written
+from board_helpers import ENVIRONMENT, family, result_data, sha, task, written
 
 from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, read_folder, results_folder
 from hubmerge.board.leaderboard import build_board
@@ -96,15 +96,20 @@ def test_flags_are_read_one_by_one() -> None:
     assert [r.where for r in read.refused] == [f"flags.json, entry {k}" for k in range(3, 10)]
 
 
-BROKEN = (b"[]", b'{"KEY": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1), json.dumps({"KEY": [{}] * 5001}).encode())
+BROKEN = (
+    b"[]",
+    b'{"flags": 1}',
+    b"[" * 100_000,
+    b" " * (MAX_FLAGS_BYTES + 1),
+    json.dumps({"flags": [{}] * 5001}).encode(),
+)
 
 
 @pytest.mark.parametrize("data", BROKEN, ids=range(5))
-@pytest.mark.parametrize("key", ["flags", "versions"])
-def test_a_broken_file_of_the_keepers_is_refused_as_a_whole_and_the_results_are_read(key: str, data: bytes) -> None:
-    read = parse_files([*stored(*family()), (f"{key}.json", data.replace(b"KEY", key.encode()))])
-    assert (read.flags, read.versions, len(read.results)) == ((), {}, 4)
-    assert [r.where for r in read.refused] == [f"{key}.json"]
+def test_a_broken_file_of_the_keepers_is_refused_as_a_whole_and_the_results_are_read(data: bytes) -> None:
+    read = parse_files([*stored(*family()), ("flags.json", data)])
+    assert (read.flags, len(read.results)) == ((), 4)
+    assert [r.where for r in read.refused] == ["flags.json"]
 
 
 def test_a_folder_is_read_without_following_links_which_are_told(tmp_path: Path) -> None:
@@ -139,16 +144,3 @@ def test_a_folder_without_results_says_so_and_a_missing_one_is_told(tmp_path: Pa
     for named in ("./none", "~nobody-of-that-name/results"):
         with pytest.raises(ResultError, match="no such folder"):
             results_folder(named)
-
-
-def test_results_of_a_version_that_the_keepers_call_equal_stand_with_the_others(tmp_path: Path) -> None:
-    old, new = result("org/one", "1", {"math": 0.5}), result("org/two", "2", {"math": 0.6}, suite_version="2")
-    apart = build_board(parse_files(stored(old, new)).results).suites[0]
-    assert [r.model for r in apart.rows] == ["org/two"]
-    half = {"suite": "trio", "version": "2", "same_as": "\ud800"}
-    same = {"suite": "trio", "version": "1", "same_as": "2"}
-    table = json.dumps({"versions": [same, {"suite": 1}, "x", half]}).encode()
-    read = read_folder(written(tmp_path, old, new, versions=table))
-    assert [r.where for r in read.refused] == [f"versions.json, entry {n}" for n in (2, 3, 4)]
-    [suite] = build_board(read.results).suites
-    assert (suite.version, suite.versions, [r.model for r in suite.rows]) == ("2", ("2",), ["org/two", "org/one"])

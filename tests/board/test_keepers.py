@@ -31,16 +31,15 @@ from workflows.jobs.evaluations import RecordedScores
 
 CONTAMINATED = {"kind": "contaminated", "model": "org/math", "reason": "trained on the test"}
 NOT_APPLIED = "no trusted key signed it, so it is not applied"
-RENAMED = {"suite": "trio", "version": "1", "same_as": "2"}
 
 
-def file(key: str, *entries: Any) -> bytes:
-    return json.dumps({key: entries}).encode()
+def file(*entries: Any) -> bytes:
+    return json.dumps({"flags": entries}).encode()
 
 
-def read(*entries: Any, key: str = "flags") -> ResultFiles:
+def read(*entries: Any) -> ResultFiles:
     stored = [(result_path(r), r.to_json().encode()) for r in own()]
-    return parse_files([*stored, (f"{key}.json", file(key, *entries))], TRUSTED)
+    return parse_files([*stored, ("flags.json", file(*entries))], TRUSTED)
 
 
 def board(*entries: Any) -> Board:
@@ -48,8 +47,8 @@ def board(*entries: Any) -> Board:
     return build_board(found.results, found.flags, refused=found.refused, trusted=TRUSTED)
 
 
-def by(entry: dict[str, Any], seed: bytes = SEED, key: str = "flags") -> dict[str, Any]:
-    return signed_entry(key, entry, seed)
+def by(entry: dict[str, Any], seed: bytes = SEED) -> dict[str, Any]:
+    return signed_entry("flags", entry, seed)
 
 
 # --- flags -----------------------------------------------------------------------------------------------
@@ -80,11 +79,10 @@ def test_an_edited_flag_with_its_old_signature_is_left_out() -> None:
 def test_the_signature_of_an_entry_is_one_of_the_documented_bytes() -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    for key, entry in {"flags": CONTAMINATED, "versions": RENAMED}.items():
-        text = json.dumps(entry, sort_keys=True, separators=(",", ":"))
-        signature = by(entry, key=key)["signature"]
-        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature["key"]))
-        public.verify(bytes.fromhex(signature["value"]), f"hubmerge {key} 1\n{text}".encode())
+    text = json.dumps(CONTAMINATED, sort_keys=True, separators=(",", ":"))
+    signature = by(CONTAMINATED)["signature"]
+    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature["key"]))
+    public.verify(bytes.fromhex(signature["value"]), f"hubmerge flags 1\n{text}".encode())
 
 
 def test_a_flag_stands_on_the_pages_of_its_model_and_hides_its_merges_from_home_and_chart() -> None:
@@ -96,44 +94,23 @@ def test_a_flag_stands_on_the_pages_of_its_model_and_hides_its_merges_from_home_
     assert [len(_points(b.suites[0], "math")) for b in (without, theirs)] == [1, 0]
 
 
-# --- versions --------------------------------------------------------------------------------------------
-
-
-def test_only_a_signed_entry_renames_a_version_and_results_stay_signed_under_its_other_name() -> None:
-    results = read(by(RENAMED, key="versions"), key="versions").results
-    assert {r.suite_version for r in results} == {"2"}
-    assert {row.run_by for row in rows(build_board(results, trusted=TRUSTED)).values()} == {"bot"}
-    for entry in (RENAMED, by(RENAMED, OTHER, "versions")):
-        found = read(entry, key="versions")
-        assert {r.suite_version for r in found.results} == {"1"}
-        assert found.refused == (Refusal("versions.json, entry 1", NOT_APPLIED),)
-
-
-def test_a_signature_is_for_one_of_the_two_files() -> None:
-    swapped = {**RENAMED, "signature": by(RENAMED, key="flags")["signature"]}
-    found = read(swapped, key="versions")
-    assert found.versions == {}
-    assert found.refused == (Refusal("versions.json, entry 1", "its signature is not of this content"),)
-
-
 # --- signing ---------------------------------------------------------------------------------------------
 
 
 def test_an_entry_keeps_its_id_whatever_its_place_and_signature() -> None:
-    [one] = entries_of("flags.json", file("flags", CONTAMINATED))[0]
-    two = entries_of("flags.json", file("flags", {**CONTAMINATED, "sha": "a" * 40}, by(CONTAMINATED)))[0]
+    [one] = entries_of(file(CONTAMINATED))[0]
+    two = entries_of(file({**CONTAMINATED, "sha": "a" * 40}, by(CONTAMINATED)))[0]
     assert [e.id == one.id for e in two] == [False, True]
-    assert entries_of("versions.json", file("versions", RENAMED))[0][0].id != one.id
 
 
 def test_signing_touches_the_named_entries_alone() -> None:
     half = {"kind": "withdrawn", "model": "org/x", "reason": "\ud800"}
-    data = file("flags", half, CONTAMINATED, {**CONTAMINATED, "model": "org/code"})
-    entry = entries_of("flags.json", data)[0][0]
-    found = json.loads(with_signatures("flags.json", data, {entry.id}, SEED))
+    data = file(half, CONTAMINATED, {**CONTAMINATED, "model": "org/code"})
+    entry = entries_of(data)[0][0]
+    found = json.loads(with_signatures(data, {entry.id}, SEED))
     assert found == {"flags": [half, by(CONTAMINATED), {**CONTAMINATED, "model": "org/code"}]}
-    assert with_signatures("flags.json", data, {"0" * 12}, SEED) == data
-    assert with_signatures("flags.json", b"{", {entry.id}, SEED) == b"{"
+    assert with_signatures(data, {"0" * 12}, SEED) == data
+    assert with_signatures(b"{", {entry.id}, SEED) == b"{"
 
 
 @pytest.fixture
@@ -161,32 +138,30 @@ def test_the_command_lists_entries_and_signs_those_that_are_named(
     for each in family():
         dataset.publish(signed(each, keeper, "ada"))
     stranger = {"kind": "withdrawn", "model": "org/code"}
-    files = {"flags.json": file("flags", CONTAMINATED, stranger), "versions.json": file("versions", RENAMED)}
-    publish(api, repo, files)
+    publish(api, repo, {"flags.json": file(CONTAMINATED, stranger)})
     models = [("org/math", "c" * 40), ("org/code", "d" * 40)]
     scores = RecordedScores(hub, dataset)
     assert scores.flagged(models) == {}  # a stranger stops no watcher
     answer = listed(done, repo)
-    assert [e["signed"] for e in answer["entries"]] == ["community"] * 3
+    assert [e["signed"] for e in answer["entries"]] == ["community"] * 2
     ids = [e["id"] for e in answer["entries"] if e["entry"] != stranger]
     answer = listed(done, repo, *ids)
-    assert [e["signed"] for e in answer["entries"]] == ["signed", "community", "signed"]
+    assert [e["signed"] for e in answer["entries"]] == ["signed", "community"]
     loaded = dataset.load()
     assert [f.model for f in loaded.flags] == ["org/math"]
-    assert {r.suite_version for r in loaded.results} == {"2"}
     assert list(scores.flagged(models)) == [("org/math", "c" * 40)]
     head = api.repo_info(repo, repo_type="dataset").sha
     assert listed(done, repo, *ids) == answer  # again: nothing is left to do, and no commit is made
     assert api.repo_info(repo, repo_type="dataset").sha == head
     told = [line.split("  ")[1].strip() for line in done("sign", repo).out.splitlines()]
-    assert told == ["signed", "not signed", "signed"]
+    assert told == ["signed", "not signed"]
 
 
 def test_a_folder_is_signed_in_place_and_its_first_key_is_written(
     keeper: bytes, tmp_path: Path, done: Done, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a repo could be called so."""
-    folder = written(tmp_path / "org" / "copy", flags=file("flags", CONTAMINATED))
+    folder = written(tmp_path / "org" / "copy", flags=file(CONTAMINATED))
     monkeypatch.chdir(tmp_path)
     [entry] = listed(done, "org/copy")["entries"]
     for _ in ("first", "again, after a kill between the two files"):
@@ -219,7 +194,7 @@ def test_what_cannot_be_signed_is_told_and_no_key_is_made_up(
     environment = {"HUBMERGE_DATA": str(tmp_path / "data"), "HUBMERGE_SECRET": secret, "HUBMERGE_SIGNING_KEY": ""}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    before = file("flags", CONTAMINATED)
+    before = file(CONTAMINATED)
     [entry] = listed(done, str(written(tmp_path, flags=before, keys=keys_file(published))))["entries"]
     assert reason in refused("sign", tmp_path, entry["id"], *others)
     assert (tmp_path / "flags.json").read_bytes() == before
@@ -227,7 +202,7 @@ def test_what_cannot_be_signed_is_told_and_no_key_is_made_up(
 
 
 def test_a_strangers_entry_obeys_no_terminal(tmp_path: Path, done: Done) -> None:
-    (tmp_path / "flags.json").write_bytes(file("flags", {**CONTAMINATED, "reason": "\x1b[2J\u202egone"}))
+    (tmp_path / "flags.json").write_bytes(file({**CONTAMINATED, "reason": "\x1b[2J\u202egone"}))
     out = done("sign", tmp_path).out
     assert "\x1b" not in out
     assert "\u202e" not in out

@@ -15,7 +15,6 @@ from datasets_by_hand import publish
 from huggingface_hub import HfApi
 from processes import printed_by
 
-from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import read_results_parquet, results_parquet
 from hubmerge.board.results_dataset import (
     BOARD_TABLE,
@@ -37,7 +36,6 @@ from localhub.process import LocalHubProcess
 
 NAMES = iter(range(1000))
 TRUST = Trust(TRUSTED)
-EQUAL = {"versions.json": b'{"versions": [{"suite": "trio", "version": "1", "same_as": "2"}]}'}
 READER = """
 import json, sys
 from datasets import load_dataset
@@ -317,24 +315,3 @@ def test_a_broken_file_of_keys_is_told_of_and_repaired(dataset: Kept) -> None:
     bot.publish(signed(result("org/a", "1", {"math": 0.5}), SEED, "ada"))
     assert bot.load().published == (KEY,)
     assert bot.load().refused == ()
-
-
-def test_a_version_that_the_keepers_call_equal_is_found_and_stands_on_the_published_board(dataset: Kept) -> None:
-    old, new = result("org/one", "1", {"math": 0.5}), result("org/two", "2", {"math": 0.6}, suite_version="2")
-    dataset.publish(old)
-    dataset.add(EQUAL)
-    found = dataset.find("org/one", old.sha, "trio", "2", "test")
-    assert found.tasks == old.tasks
-    dataset.publish(new)
-    assert {(r["model"], r["suite_version"]) for r in dataset.board_table()} == {("org/one", "2"), ("org/two", "2")}
-    assert result_path(old) in dataset.files()  # the file stays as it was written
-
-
-def test_of_a_run_that_two_equal_versions_tell_of_the_finished_one_is_found_as_on_the_board(dataset: Kept) -> None:
-    done = result("org/a", "1", {"math": 0.5}, suite_version="2")
-    failed = result("org/a", "1", created="2026-01-03T00:00:00+00:00")
-    dataset.fill([done, failed])
-    dataset.add(EQUAL)
-    assert dataset.find("org/a", "1" * 40, "trio", "2", "test") == done
-    [row] = build_board(dataset.load().results).suite("trio").rows
-    assert row.status == "done"

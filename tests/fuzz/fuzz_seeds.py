@@ -180,7 +180,6 @@ def _own(target: str) -> list[bytes]:
             _json({"flags": [{"kind": "contaminated", "model": "org/good", "sha": "b" * 40, "reason": "<script>"}]}),
             BOMB,
         ],
-        "versions": [_json({"versions": [{"suite": "trio", "version": "1", "same_as": "2"}]}), BOMB],
         "keys": [_json({"keys": ["a" * 64, "b" * 64]}), BOMB],
         "report_facts": [_json(_report()), b"{}", BOMB],
         "report": [_json(_report()), _json({**_report(), "schema": 3}), b"{}", BOMB],

@@ -20,7 +20,7 @@ import tokenizers
 
 from hubmerge.board.eval_results import _own_report
 from hubmerge.board.export import board_json, suite_csv
-from hubmerge.board.files import FLAGS, VERSIONS, parse_files
+from hubmerge.board.files import FLAGS, parse_files
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
 from hubmerge.board.trust import keys_file, parse_keys
@@ -59,7 +59,7 @@ from workflows.watchers.webhook import pushes
 WHERE = "the fuzzer"
 REF = ModelRef("hub", "org/model", "a" * 40, "main")
 PATHS = ("a", "a.py", "sub/deep/a.bin", "data/train/1.safetensors", "a b", "x" * 200, "é/☃", "a" * 50 + "/" + "b" * 50)
-SHOWN: set[Any] = set()  # flags and versions that a board was made with, which takes most of their time
+SHOWN: set[Any] = set()  # flags that a board was made with, which takes most of their time
 WEIGHTS = FileInfo("model.safetensors", 1000, "c" * 64)
 BESIDE = {"config": "tokenizer_config.json", "added": "added_tokens.json"}  # of the base's tokenizer
 SHARDS = {name: FileInfo(name, 9) for name in (f"model-0000{n}-of-00002.safetensors" for n in (1, 2))}
@@ -213,11 +213,6 @@ def flags(data: bytes) -> None:
     _board(data, FLAGS)
 
 
-def versions(data: bytes) -> None:
-    """versions.json of a stranger, on a board with a good result."""
-    _board(data, VERSIONS)
-
-
 def keys(data: bytes) -> None:
     """keys.json of a stranger."""
     found = _read(parse_keys, data, refusals=(ValueError,))
@@ -229,7 +224,7 @@ def _board(data: bytes, path: str = "") -> None:
     good, content = _good()
     parsed = parse_files([(path or result_path(parse_result(data, where=WHERE)), data), (result_path(good), content)])
     assert any(r.model == "org/good" for r in parsed.results)
-    if path and (parsed.flags, *parsed.versions.items()) in SHOWN:
+    if path and parsed.flags in SHOWN:
         return
     board = build_board(parsed.results, flags=parsed.flags)
     text = board_json(board)
@@ -239,7 +234,7 @@ def _board(data: bytes, path: str = "") -> None:
         suite_csv(suite).encode()
     board_parquet(board)
     if path and len(SHOWN) < 100_000:
-        SHOWN.add((parsed.flags, *parsed.versions.items()))
+        SHOWN.add(parsed.flags)
 
 
 @cache
@@ -382,7 +377,7 @@ _KINDS: dict[str, tuple[Callable[[bytes], None], ...]] = {
     "lines": (calibration_rows,),
     "text": (patterns,),
     "json": (
-        *(index, config, adapter_config, hub_config, hub_body, recipe_of_data, result, flags, versions, keys),
+        *(index, config, adapter_config, hub_config, hub_body, recipe_of_data, result, flags, keys),
         *(report_facts, report, report_folder, webhook, companion, tokenizer, tokenizer_union),
     ),
 }

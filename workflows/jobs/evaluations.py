@@ -77,19 +77,11 @@ class RecordedScores:
     def known_scores(self) -> frozenset[ScoreKey]:
         """Every run that is recorded, those that failed included: a tick does not try them again."""
         loaded = self._loaded()
-        known = frozenset(ScoreKey(r.model, r.sha, r.suite, r.suite_version, r.split) for r in loaded.believed)
-        equal = (  # whichever of two equal versions is the present one
-            key._replace(suite_version=version)
-            for (suite, version), same_as in loaded.versions.items()
-            for key in known
-            if (key.suite, key.suite_version) == (suite, same_as)
-        )
-        return known.union(equal)
+        return frozenset(ScoreKey(r.model, r.sha, r.suite, r.suite_version, r.split) for r in loaded.believed)
 
     def ranking(self, suite: str, models: Sequence[Pin]) -> Mapping[Pin, float]:
         """The mean over the domains of those among `models` (id, sha) that the current version has scored."""
         loaded, version, wanted = self._loaded(), self.suite_version(suite), set(models)
-        version = loaded.versions.get((suite, version), version)
         return {
             (r.model, r.sha): sum(r.domains.values()) / len(r.domains)
             for r in loaded.believed

@@ -161,21 +161,6 @@ def test_a_score_is_recorded_once_and_found_again(spec: Callable[..., JobSpec], 
     assert scores.ranking("zoo", [(key.model, key.sha), ("zoo/other", "b" * 40)]) == {(key.model, key.sha): 0.75}
 
 
-def test_a_score_of_an_equal_version_is_known(
-    spec: Callable[..., JobSpec], api: HfApi, hub: Hub, made: list[str]
-) -> None:
-    dataset = ResultsDataset(hub, "ada/equal-results")
-    job, scores = spec("zoo/base", dataset.repo), RecordedScores(hub, dataset)
-    key = ScoreKey("zoo/base", job.payload["sha"], "zoo", scores.suite_version("zoo"), "test")
-    evaluation_pipeline.run(job, lambda event: None)
-    table = json.dumps({"versions": [{"suite": "zoo", "version": key.suite_version, "same_as": "older"}]}).encode()
-    api.upload_file(path_or_fileobj=table, path_in_repo="versions.json", repo_id=dataset.repo, repo_type="dataset")
-    assert {key, key._replace(suite_version="older")} == scores.known_scores()
-    assert scores.ranking("zoo", [(key.model, key.sha)]) == {(key.model, key.sha): 0.75}
-    evaluation_pipeline.run(job, lambda event: None)
-    assert made == ["zoo/base"]
-
-
 def test_a_model_that_fails_is_recorded_so(spec: Callable[..., JobSpec], api: HfApi, hub: Hub, made: list[str]) -> None:
     api.create_repo("ada/broken-model")
     with pytest.raises(EvaluationError, match="it generates nothing"):
