@@ -141,8 +141,11 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
             if isinstance(agent, Mapping) and isinstance(agent.get("weight"), list)
         },
         "by_layer": report.method.get("by_layer") or [],
-        "papers": [(p, _paper_link(p)) for p in report.method["papers"]],
-        "bibtex": "\n\n".join(_bibtex(p) for p in report.method["papers"] if _ARXIV.fullmatch(str(p["arxiv"]))),
+        "papers": [
+            (p, link(Markdown(f"arXiv:{p['arxiv']}"), f"https://arxiv.org/abs/{p['arxiv']}") if _on_arxiv(p) else "")
+            for p in report.method["papers"]
+        ],
+        "bibtex": "\n\n".join(_bibtex(p) for p in report.method["papers"] if _on_arxiv(p)),
         "kept_unique": _range([o.kept_unique for o in report.outcomes]),
         "kept_shared": _range([o.kept_shared for o in report.outcomes]),
         "weighted": any(p.weight != 1.0 for p in agents),
@@ -229,11 +232,8 @@ def _revision(parent: Parent, endpoint: str) -> Markdown:
     return code(parent.sha)
 
 
-def _paper_link(paper: Mapping[str, Any]) -> Markdown:
-    identifier = str(paper["arxiv"])
-    if _ARXIV.fullmatch(identifier):
-        return link(Markdown(f"arXiv:{identifier}"), f"https://arxiv.org/abs/{identifier}")
-    return code(identifier) if identifier else Markdown("")
+def _on_arxiv(paper: Mapping[str, Any]) -> bool:
+    return bool(_ARXIV.fullmatch(str(paper["arxiv"])))
 
 
 def _bibtex(paper: Mapping[str, Any]) -> str:
@@ -307,12 +307,13 @@ def _anomalies(report: Report, losses: Sequence[Loss]) -> list[tuple[str, list[s
     epsilon = report.statistics["epsilon"]
     rows = report.statistics["total"]["agents"]
     norms = {str(r["agent"]): float(r["l2"]) for r in rows}
-    alike = [
-        p["agents"]
+    twins = [
+        (one, two)
         for p in report.statistics["total"]["pairs"]
+        for one, two in [p["agents"]]
         if p["both_changed"] and p["jaccard"] == 1.0 and p["sign_agreement"] == 1.0 and p["cosine"] > 0.9999
+        if abs(norms[one] - norms[two]) <= SAME_SIZE * norms[one]
     ]
-    twins = [pair for pair in alike if abs(norms[pair[0]] - norms[pair[1]]) <= SAME_SIZE * norms[pair[0]]]
     silent = [r for r in rows if not r["changed"]]
     # a method that looks only at updates above ε takes nothing of this agent
     lost = [str(r["agent"]) for r in silent if not r["max"] or "epsilon" in report.method["parameters"]]
@@ -325,7 +326,6 @@ def _anomalies(report: Report, losses: Sequence[Loss]) -> list[tuple[str, list[s
         (f"Changed nothing above {epsilon:g}, so that the statistics hold nothing of it", faint),
         (f"Changed more than {DENSE_FROM:.0%} of the weights, which is no sparse update", dense),
         ("Practically the same update twice", [" / ".join(pair) for pair in twins]),
-        ("The same update in two sizes", [" / ".join(pair) for pair in alike if pair not in twins]),
         ("No known license is stated", [p.label for p in report.parents if not {*stated_names(p.license)} <= {*KNOWN}]),
         ("Gated, with terms that bind every user of the merge", [p.label for p in report.parents if p.gated]),
     )

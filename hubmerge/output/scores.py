@@ -14,14 +14,8 @@ difference of two proportions this is method 10 of Newcombe, "Interval estimatio
 independent proportions", Statistics in Medicine 17, 1998. Two models are treated as independent though they answer the
 same prompts; agreement between them makes the true interval narrower.
 
-**Skills.** A task is a *skill* where the best parent is above the base beyond chance: the interval of their difference
-leaves out 0. There, gain kept = (merge − base) ÷ (best parent − base); 1 keeps all of it, 0 is the base's score, less
-than 0 below it. A skill counts as kept where at least half of its gain is, and the merge itself is above the base
-beyond chance. Nothing is said until every parent has a score of every task, since the best one may be missing.
-
-The interval of a gain kept holds the r at which that of (merge − base) − r·(best parent − base) holds 0, with the
-method of variance estimates recovery for the three scores. It is finite, since the divisor is beyond chance. The best
-of several parents is chosen by the scores that it is judged by, which makes it look better than it is.
+**Skills**: docs/leaderboard.md says what they are. The interval of a gain kept is finite, since its divisor is beyond
+chance. Nothing is said until every parent has a score of every task, since the best one may be missing.
 """
 
 from __future__ import annotations

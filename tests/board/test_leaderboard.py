@@ -190,7 +190,7 @@ def test_the_later_of_two_results_of_one_run_counts_and_the_other_is_told() -> N
 
 @pytest.mark.slow
 def test_a_chain_of_more_merges_than_python_recurses_is_no_trouble() -> None:
-    pairs = [(parent(f"x/m{k}", "a", "base"), parent("x/agent", "b")) for k in range(4999)]
+    pairs = [(parent(f"x/m{k}", "a", "base"), parent("x/agent", "b")) for k in range(1299)]
     results = [result(f"x/m{k}", "a", {"math": 0.5}, parents=parents) for k, parents in enumerate([(), *pairs])]
     board = build_board(results, [Flag("contaminated", "x/m0")])
     assert all(r.flags for r in only(board).rows)

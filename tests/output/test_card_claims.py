@@ -193,13 +193,10 @@ def test_an_agent_below_epsilon_is_called_lost_only_where_the_method_drops_it(tm
     assert "plain averaging" not in held.card
 
 
-@pytest.mark.parametrize(
-    ("second", "said"), [(1e-3, "Practically the same update twice"), (2e-3, "The same update in two sizes")]
-)
-def test_updates_of_one_direction_are_twins_only_in_one_size(second: float, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("second", [1e-3, 2e-3])
+def test_updates_of_one_direction_are_twins_only_in_one_size(second: float, tmp_path: Path) -> None:
     card = Merged(one_tensor(tmp_path, [in_half(1e-3, 0), in_half(second, 0)]), tmp_path / "o", "ram").card
-    assert f"- {said}: `agent0 / agent1`." in card
-    assert ("twice" in card) == (second == 1e-3)
+    assert ("- Practically the same update twice: `agent0 / agent1`." in card) == (second == 1e-3)
 
 
 def test_weights_that_vary_have_the_mean_that_the_kept_factor_shows(sparse: Any, tmp_path: Path) -> None:

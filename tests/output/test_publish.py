@@ -10,7 +10,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from huggingface_hub import lfs
 from publishing import IDENTITY, Publication, Watched
 from stream_helpers import Watching
 
@@ -175,36 +174,6 @@ def test_a_token_that_may_only_read_is_refused_also_where_the_repo_is_there(
 def test_a_target_that_is_no_repo_name_is_refused(job: Publication, target: str):
     with pytest.raises(RecipeError, match="not a repo's name"):
         job.publish(name=target)
-
-
-def test_a_repo_deleted_in_the_middle_is_not_made_anew(job: Publication):
-    def delete() -> None:
-        job.api.delete_repo(job.name)
-        raise TransientHubError("503")
-
-    job.hub.before_commit = delete
-    with pytest.raises(TransientHubError):
-        job.publish()
-    assert job.hub.commits == 1
-    assert not job.api.repo_exists(job.name)
-
-
-def test_bytes_that_the_hub_has_are_not_sent_again(job: Publication, monkeypatch: pytest.MonkeyPatch):
-    sent: list[str] = []
-    upload = lfs._upload_single_part
-
-    def watched(operation: Any, upload_url: str) -> None:
-        sent.append(operation.path_in_repo)
-        upload(operation=operation, upload_url=upload_url)
-
-    monkeypatch.setattr(lfs, "_upload_single_part", watched)
-    job.hub.before_commit = Mock(side_effect=KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt):
-        job.publish()
-    assert sent == [p.name for p in job.shards]
-    job.hub.before_commit = lambda: None
-    job.publish()
-    assert sent == [p.name for p in job.shards]
 
 
 def test_the_progress_of_every_shard_follows_the_shards_before_it(job: Publication, monkeypatch: pytest.MonkeyPatch):
