@@ -269,9 +269,10 @@ def test_a_table_of_kilobytes_that_says_the_same_again_and_again_is_not_unpacked
 
 def test_a_card_that_somebody_edited_is_kept(dataset: Kept) -> None:
     dataset.publish(family()[0])
-    dataset.add({CARD: b"# Mine\n"})
+    card = b"---\nlicense: mit\n---\n# Mine\n"
+    dataset.add({CARD: card})
     dataset.publish(family()[1])
-    assert dataset.content(CARD) == b"# Mine\n"
+    assert dataset.content(CARD) == card
 
 
 # --- whose results are believed --------------------------------------------------------------------------

@@ -23,7 +23,7 @@ if __name__ == "__main__":
     sys.path[:0] = map(str, (Path(__file__).parents[1], Path(__file__).parents[2]))
 
 from markdown_reading import PARSER, lively, structure
-from report_helpers import DATA, FIGURES, report, report_data, report_of
+from report_helpers import DATA, FIGURES, report, report_data
 
 from hubmerge.evaluation.tasks import registry
 from hubmerge.output.card import metadata, render_card
@@ -172,15 +172,6 @@ def test_foreign_text_stays_inert_wherever_it_stands(text: str) -> None:
     card.encode()
 
 
-@pytest.mark.parametrize("agents", [2, 32])
-def test_any_number_of_agents_renders(agents: int) -> None:
-    card = render_card(report_of([f"agent-{k}" for k in range(agents)]), figures=FIGURES)
-    rows = [line for line in card.splitlines() if line.startswith("| agent |")]
-    assert len(rows) == agents
-    assert f"| {agents} agents |" in card
-    assert f"| `agent-{agents - 2}`, `agent-{agents - 1}` |" in card
-
-
 def test_infinity_absent_values_and_empty_regions_render() -> None:
     data = report_data()
     data["outcomes"] = [
@@ -200,25 +191,6 @@ def test_infinity_absent_values_and_empty_regions_render() -> None:
     ]
     assert [words for words in said if words not in card] == []
     assert not re.search("Layer by layer|is kept at", card)
-
-
-def test_what_was_fetched_and_what_lay_on_disk_stands_on_the_card_in_words() -> None:
-    fetch = {
-        "bytes": 346_200_000, "range_bytes": 86_500_000, "shards": 20, "refetched_shards": 5, "hits": 12,
-        "ranged_shards": 2, "high_water_bytes": 68_000_000, "budget_bytes": 72_000_000,
-    }  # fmt: skip
-    environment = {"seconds": 60.0, "fetch": fetch, "disk_high_water_bytes": 122_000_000, "huggingface_hub": "2.4.0"}
-    rows = {
-        "`huggingface_hub`": "2.4.0",
-        "Disk at its peak": "122 MB",
-        "Fetched": "346 MB, 20 shards whole, 5 of them again, since they had not fitted in, 2 more by ranges (86.5 MB)",
-        "Found on disk": "12 shards of an earlier pass or run",
-        "Inputs on disk": "68.0 MB at their peak, of 72.0 MB that they could take",
-    }
-    card = render_card(report(environment=environment))
-    assert [name for name, told in rows.items() if f"| {name} | {told} |" not in card] == []
-    plain = {"bytes": 5000, "shards": 1, "hits": 0}
-    assert "| Fetched | 5.00 kB, 1 shard whole |" in render_card(report(environment={"fetch": plain}))
 
 
 def test_the_prompts_of_the_scores_stand_with_the_snippet_alike_ones_once() -> None:

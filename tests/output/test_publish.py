@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,6 @@ from unittest.mock import Mock
 
 import pytest
 from publishing import IDENTITY, Publication, Watched
-from stream_helpers import Watching
 
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.errors import CorruptError, PermissionDeniedError, RecipeError, SourceNotFoundError, TargetExistsError
@@ -174,22 +172,6 @@ def test_a_token_that_may_only_read_is_refused_also_where_the_repo_is_there(
 def test_a_target_that_is_no_repo_name_is_refused(job: Publication, target: str):
     with pytest.raises(RecipeError, match="not a repo's name"):
         job.publish(name=target)
-
-
-def test_the_progress_of_every_shard_follows_the_shards_before_it(job: Publication, monkeypatch: pytest.MonkeyPatch):
-    noting, preupload = Watching(), job.hub.preupload
-
-    def halfway(repo: str, path: Path, file: str, *, sha256: str | None, sent: Callable[[int], None]) -> Any:
-        assert sha256 == {s.name: s.sha256 for s in job.stated}[file], "a file that was verified is not hashed again"
-        sent(2500)
-        return preupload(repo, path, file, sha256=sha256)
-
-    monkeypatch.setattr(job.hub, "preupload", halfway)
-    job.publish(observer=noting)
-    first, whole = job.stated[0].size, sum(s.size for s in job.stated)
-    expected = [("verify", first), ("verify", whole)]
-    expected += [("publish", 2500), ("publish", first), ("publish", first + 2500), ("publish", whole)]
-    assert noting.told == [*((stage, done, whole) for stage, done in expected), ("commit", 0, 0)]
 
 
 def test_a_shard_that_is_not_what_its_manifest_says_is_refused_before_the_repo_is_made(job: Publication):
