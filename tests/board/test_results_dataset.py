@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -80,20 +81,6 @@ class Kept(ResultsDataset):
 @pytest.fixture
 def dataset(local_hub: LocalHubProcess) -> Kept:
     return Kept(local_hub)
-
-
-@pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths that are read one by one."""
-    asked: list[str] = []
-    read = Hub.read_file
-
-    def counted(self: Hub, repo_id: str, sha: str, path: str, *more: Any) -> bytes:
-        asked.append(path)
-        return read(self, repo_id, sha, path, *more)
-
-    monkeypatch.setattr(Hub, "read_file", counted)
-    return asked
 
 
 def details(folder: Path) -> Path:
@@ -219,21 +206,19 @@ def test_the_tables_are_read_by_datasets(dataset: Kept, tmp_path: Path) -> None:
 
 
 def test_many_results_are_read_with_one_request_and_unchanged_ones_with_none(
-    dataset: Kept, requests: list[str]
+    dataset: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = [result(f"org/m{k}", "a", {"math": k / 40}) for k in range(40)]
-    dataset.fill(many)
+    dataset.fill([result(f"org/m{k}", "a", {"math": k / 40}) for k in range(40)])
+    asked = Mock(wraps=dataset.opened()._hub.read_file)
     fresh = dataset.opened()
-    requests.clear()
+    monkeypatch.setattr(fresh._hub, "read_file", asked)
     assert len(fresh.load().results) == 40
-    assert requests == [RESULTS_TABLE]
-    requests.clear()
+    assert [call.args[2] for call in asked.call_args_list] == [RESULTS_TABLE]
     assert len(fresh.load().results) == 40
-    assert requests == []
+    assert asked.call_count == 1
     dataset.publish(result("org/new", "a", {"math": 0.9}))
-    requests.clear()
     assert len(fresh.load().results) == 41
-    assert len(requests) == 1
+    assert asked.call_count == 2
 
 
 def test_a_table_that_lies_is_not_believed_and_one_without_measure_not_read(
