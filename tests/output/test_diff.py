@@ -122,7 +122,7 @@ def test_every_figure_of_a_whole_model_is_that_of_its_definition(tmp_path: Path,
     assert_all_as_defined(found, values_of(base), values_of(agent))
     assert (found.total.density > 0.99) == (share == 1.0)
     assert (found.base.dtypes, found.agent.dtypes) == ((before,), (after,))
-    assert any("rounding" in text for text in found.warnings) == (before != after)
+    assert any("narrower" in text for text in found.warnings) == (before != after)
 
 
 @pytest.mark.parametrize("options", [{"threads": 3, "chunk_elements": 4096}, {"backend": "eager", "threads": 1}])

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from publishing import IDENTITY, Publication, Watched
+from stream_helpers import Watching
 
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.errors import CorruptError, PermissionDeniedError, RecipeError, SourceNotFoundError, TargetExistsError
@@ -26,8 +27,10 @@ def job(local_hub: LocalHubProcess, tmp_path: Path, name: str) -> Publication:
 
 
 def test_everything_goes_up_in_one_public_commit_which_publishing_again_finds(job: Publication):
-    done = job.publish()
+    noting, whole = Watching(), sum(shard.size for shard in job.stated)
+    done = job.publish(observer=noting)
     assert done == Published(job.name, job.head(), f"{job.hub.endpoint}/{job.name}")
+    assert [t for t in noting.told if t[0] == "verify"] == [("verify", d, whole) for d in (job.stated[0].size, whole)]
     assert job.is_whole_in_one_commit()
     assert not job.api.model_info(job.name).private
     assert job.publish() == done
