@@ -18,6 +18,14 @@ from workflows.app.panels import plan_panel
 # of the summary: what stands in the row of another key, in the table of models, or in lists of its own
 
 
+KEYS = {
+    "method", "base", "agents", "kinds", "architecture", "parameters", "tensors", "dtype", "rounding", "shards",
+    "output_bytes", "companion_bytes", "input_bytes", "download_bytes", "disk_least_bytes", "disk_most_bytes",
+    "folder_disk_least_bytes", "folder_disk_most_bytes", "resident_bytes", "passes", "predicted_memory_bytes",
+    "predicted_seconds", "identity", "warnings",
+}  # fmt: skip
+
+
 @pytest.fixture
 def made() -> Plan:
     return plan(BASE, A, B, method="ram_plus")
@@ -31,6 +39,10 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     agents = ["./one", {"model": "./two", "weight": 0.5}]
     path.write_text(json.dumps({"base": "./base", "agents": agents, "method": "ties", "ignore": ["no.such.*"]}))
     return path
+
+
+def test_json_keeps_the_keys_that_it_had(made: Plan):
+    assert set(plan_summary(made)) == KEYS
 
 
 def test_figures_by_hand():
