@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -37,7 +37,6 @@ class Trail:
         warnings = dict.fromkeys(map(str, list_of(job.payload, "warnings")))
         warnings |= dict.fromkeys(str(e.data["message"]) for e in events if e.type == "warning" and "message" in e.data)
         ahead = self._store.waiting_before(job) if job.state is State.QUEUED else None
-        evaluations, scoring_s = self._evaluations(job, in_full=in_full)
         unfinished = in_full and job.state in (State.QUEUED, State.RUNNING)
         spent, after = stage_times(self._store.stage_times(job.kind, _ASKED)) if unfinished else ({}, {})
         return JobView(
@@ -65,11 +64,10 @@ class Trail:
             license=job.payload.get("license") if own else None,
             log=tuple(map(_line, events)),
             typical_s=self._usual(job, ahead, spent),
-            evaluations=evaluations,
+            evaluations=self._evaluations(job, in_full=in_full),
             ticket=job.ticket,
             after_s=after.get(job.stage) if job.state is State.RUNNING else None,
             predicted_s=number_of(job.payload, "predicted_s"),
-            scoring_s=scoring_s,
         )
 
     def _usual(self, job: Job, ahead: int | None, spent: Mapping[str, float]) -> float | None:
@@ -79,48 +77,27 @@ class Trail:
         busy = self._store.list_jobs(states=[State.RUNNING], kinds=[job.kind], limit=1)
         return spent[""] * (ahead + len(busy) / 2)
 
-    def _evaluations(self, job: Job, *, in_full: bool) -> tuple[tuple[Scoring, ...], float | None]:
-        """The evaluations of a published merge and of its parents, where it is to have any; seconds that one takes.
+    def _evaluations(self, job: Job, *, in_full: bool) -> tuple[Scoring, ...]:
+        """The evaluations of a published merge and of its parents, where it is to have any.
 
-        `in_full`: with the places in the queue and the time.
+        `in_full`: with the places in the queue.
         """
         if job.kind != "merge" or job.state is not State.DONE or not job.result:
-            return (), None
+            return ()
         pins = [("merge", str(job.result.get("repo", "")), str(job.result.get("commit", "")))]
         pins += pinned_models(table_of(job.payload, "recipe"))
         asked = self._store.evaluations_of({(model, sha) for _, model, sha in pins})
         of_merge = (e.payload["suite"] for e in asked if (e.payload["model"], e.payload["sha"]) == pins[0][1:])
         suite = suite_of(job.payload, job.result, self._suite) or next(of_merge, None)
         if suite is None:
-            return (), None
+            return ()
         found: dict[tuple[str, str], Job] = {}
         for evaluation in asked:
             if evaluation.payload["suite"] == suite:  # with others, anybody may have a parent measured
                 found.setdefault((evaluation.payload["model"], evaluation.payload["sha"]), evaluation)
         queued = [e for e in found.values() if in_full and e.state is State.QUEUED]
         places = {e.id: self._store.waiting_before(e) + 1 for e in queued}
-        scorings = tuple(_scoring(pin, found.get(pin[1:]), places) for pin in pins)
-        nobody_between = sorted(places.values()) == list(range(1, len(places) + 1))
-        return scorings, scoring_time(tuple(found.values())) if in_full and nobody_between else None
-
-
-def scoring_time(evaluations: Collection[Job]) -> float | None:
-    """Seconds that each evaluation left takes: the median of those done; a merge and its parents are of one size.
-
-    None where there is nothing to go by: none is done in one attempt, those left are of two suites, or one begins
-    again.
-    """
-    under_way = [e for e in evaluations if e.state in (State.QUEUED, State.RUNNING)]
-    suites = {(e.payload.get("suite"), e.payload.get("suite_version")) for e in under_way}
-    if len(suites) != 1 or any(e.attempt > (e.state is State.RUNNING) for e in under_way):
-        return None
-    times = [
-        max((datetime.fromisoformat(e.finished) - datetime.fromisoformat(e.started)).total_seconds(), 0.0)
-        for e in evaluations
-        if e.state is State.DONE and e.attempt == 1 and e.started and e.finished
-        if (e.payload.get("suite"), e.payload.get("suite_version")) in suites
-    ]
-    return statistics.median(times) if times else None
+        return tuple(_scoring(pin, found.get(pin[1:]), places) for pin in pins)
 
 
 def _scoring(pin: tuple[str, str, str], job: Job | None, places: Mapping[str, int]) -> Scoring:

@@ -121,7 +121,6 @@ class JobView:
     ticket: int = 0  # grows with every submission
     after_s: float | None = None  # what followed the present stage in earlier jobs, until their end
     predicted_s: float | None = None  # of the passes over the weights, from the plan, without the network
-    scoring_s: float | None = None  # one evaluation of the merge or a parent; None where what is left cannot be told
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import NOWHERE, RETRYABLE, FakeClock, claim, ended, job_id, service_of, visitor
+from job_helpers import NOWHERE, FakeClock, claim, ended, job_id, service_of, visitor
 
 from hubmerge.errors import SourceNotFoundError
 from localhub.process import LocalHubProcess
 from workflows.jobs.evaluations import ScoreKey, evaluation_job
 from workflows.jobs.jobs import NewJob
 from workflows.jobs.store import Store
-from workflows.service import Service
-from workflows.trail import Trail, scoring_time, stage_times
+from workflows.service import Service, _report
+from workflows.trail import LOG_EVENTS, Trail, stage_times
 from workflows.values import JobView, Visitor
 
 SHA = "a" * 40
@@ -57,38 +56,26 @@ def test_everybody_sees_public_merges_and_never_a_private_one(store: Store, monk
 
 def test_the_user_of_a_merge_sees_the_evaluations_that_the_bot_runs_for_it(store: Store) -> None:
     publish(store, "made")
-    assert [(s.role, s.model, s.state) for s in view_of(store, "made").evaluations] == [
-        ("merge", "ann/made", "waiting"),
-        ("base", "zoo/base", "waiting"),
-        ("agent", "zoo/math", "waiting"),
-    ]
+    waits = [("merge", "ann/made", "waiting"), ("base", "zoo/base", "waiting"), ("agent", "zoo/math", "waiting")]
+    assert [(s.role, s.model, s.state) for s in view_of(store, "made").evaluations] == waits
     new = evaluation("ann/made")
     store.submit(new)
-    store.submit(evaluation("ann/made", "d" * 40))  # another commit
-    scoring = view_of(store, "made").evaluations[0]
-    assert (scoring.job, scoring.state) == (new.id, "queued")
+    for other in (("ann/made", "d" * 40), ("zoo/base", "b" * 40, "math")):  # of another commit, by another suite
+        store.submit(evaluation(*other))
+    scorings = view_of(store, "made").evaluations
+    assert (scorings[0].job, scorings[0].place) == (new.id, 1)
+    assert [s.state for s in scorings] == ["queued", "waiting", "waiting"]
 
 
 def test_a_merge_that_nobody_evaluates_promises_no_scores(store: Store) -> None:
+    ann = Visitor("ann", "t", ("ann",))
     publish(store, "hidden", private=True)
     publish(store, "plain")
-    assert view_of(store, "hidden", Visitor("ann", "t", ("ann",))).evaluations == ()
-    assert Trail(store, suite=None).view(store.get(job_id("plain")), own=False).evaluations == ()
     publish(store, "classifier", use="text-classification")
-    assert view_of(store, "classifier").evaluations == ()
-
-
-def test_the_evaluations_of_a_merge_are_those_of_its_suite(store: Store) -> None:
-    publish(store, "made")
-    for suite in ("zoo", "math"):
-        store.submit(evaluation("zoo/base", "b" * 40, suite))
-    ended(store)
-    store.submit(evaluation("zoo/math", "c" * 40, "math"))
-    assert [s.state for s in view_of(store, "made").evaluations] == ["waiting", "done", "waiting"]
-    publish(store, "hidden", private=True)  # which its owner has measured
-    store.submit(evaluation("ann/hidden", SHA, "math"))
-    own = view_of(store, "hidden", Visitor("ann", "t", ("ann",))).evaluations
-    assert [s.state for s in own] == ["queued", "queued", "queued"]
+    assert view_of(store, "hidden", ann).evaluations == view_of(store, "classifier").evaluations == ()
+    assert Trail(store, suite=None).view(store.get(job_id("plain")), own=False).evaluations == ()
+    store.submit(evaluation("ann/hidden", SHA, "math"))  # its owner has it measured
+    assert [s.state for s in view_of(store, "hidden", ann).evaluations] == ["queued", "waiting", "waiting"]
 
 
 def test_evaluations_of_a_merge_are_sought_among_the_newest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,63 +118,10 @@ def test_statistics_keep_no_step_out_of_the_log(store: Store) -> None:
     store.submit(merge("long"))
     job = claim(store)
     store.append_events(job.id, job.fence, [("stage", {"stage": "merge"})])
-    store.append_events(job.id, job.fence, [("statistics", {"values": {"elements": n}}) for n in range(1200)])
+    store.append_events(job.id, job.fence, [("statistics", {"values": {"elements": n}}) for n in range(LOG_EVENTS)])
     view = view_of(store, "long")
     assert [line.kind for line in view.log] == ["submitted", "claimed", "stage"]
-    assert view.statistics == {"elements": 1199}
-
-
-def evaluate_first(store: Store, clock: FakeClock, *, suite: str = "zoo") -> list[NewJob]:
-    """A merge whose own evaluation took 40 s, while those of its parents wait."""
-    publish(store, "made", suite=suite)
-    pins = (("ann/made", SHA), ("zoo/base", "b" * 40), ("zoo/math", "c" * 40))
-    first, *parents = [evaluation(*pin, suite) for pin in pins]
-    store.submit(first)
-    job = claim(store)
-    clock.pass_time(40)
-    store.finish(job.id, job.fence, {})
-    return parents
-
-
-def test_evaluations_left_take_as_long_as_those_of_the_same_merge_that_are_done(store: Store, clock: FakeClock) -> None:
-    parents = evaluate_first(store, clock)
-    assert view_of(store, "made").scoring_s is None  # nothing is under way
-    for parent in parents:
-        store.submit(parent)
-    view = view_of(store, "made")
-    assert view.scoring_s == 40.0
-    assert [s.place for s in view.evaluations] == [None, 1, 2]
-
-
-def test_no_time_is_told_for_evaluations_of_another_suite_or_behind_others(store: Store, clock: FakeClock) -> None:
-    parents = evaluate_first(store, clock, suite="math")
-    other = [evaluation(p.payload["model"], p.payload["sha"]) for p in parents]
-    store.submit(other[0])
-    assert view_of(store, "made").scoring_s is None
-    store.request_cancel(other[0].id, "bot")
-    store.submit(evaluation("bob/model", SHA, "math"))
-    store.submit(parents[1])
-    view = view_of(store, "made")
-    assert (view.scoring_s, view.evaluations[2].place) == (None, 2)
-
-
-def test_an_evaluation_that_ended_before_it_began_took_no_negative_time(store: Store, clock: FakeClock) -> None:
-    clock.wall += timedelta(days=1)
-    store.submit(evaluation("ann/made"))
-    job = claim(store)
-    clock.wall -= timedelta(days=1)
-    store.finish(job.id, job.fence, {})
-    store.submit(evaluation("zoo/base"))
-    assert scoring_time(store.list_jobs()) == 0.0
-
-
-def test_no_time_is_told_for_an_evaluation_that_begins_again(store: Store, clock: FakeClock) -> None:
-    parents = evaluate_first(store, clock)
-    store.submit(parents[0])
-    job = claim(store)
-    assert view_of(store, "made").scoring_s == 40.0
-    store.fail(job.id, job.fence, RETRYABLE)
-    assert view_of(store, "made").scoring_s is None
+    assert view.statistics == {"elements": LOG_EVENTS - 1}
 
 
 @pytest.fixture
@@ -213,23 +147,10 @@ def test_card_and_report_come_with_the_commit_and_the_license_and_a_file_without
 
 
 @pytest.mark.parametrize(
-    "text",
-    # of the last three an answer could tell nobody
-    [
-        b"[" * 100_000,
-        b"[1]",
-        b"\xff",
-        b"{",
-        b"",
-        b'{"x": "\\ud800"}',
-        b'{"x": NaN}',
-        b'{"x": %s}' % (b"[" * 900 + b"]" * 900),
-    ],
+    "text", ["[" * 100_000, "[1]", "{", "", '{"x": "\\ud800"}', '{"x": NaN}', '{"x": %s}' % ("[" * 900 + "]" * 900)]
 )
-def test_a_report_that_is_none_is_empty(service: Service, ada: HfApi, name: str, text: bytes) -> None:
-    ada.create_repo(name)
-    ada.upload_file(path_or_fileobj=text, path_in_repo="hubmerge.json", repo_id=name)
-    assert service.published(name, None, None).report == {}
+def test_a_report_that_is_none_or_that_an_answer_could_tell_nobody_is_empty(text: str) -> None:
+    assert _report(text) == {}
 
 
 def test_a_private_model_is_read_by_its_owner_alone(service: Service, ada: HfApi, local_hub: LocalHubProcess) -> None:

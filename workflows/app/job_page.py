@@ -37,7 +37,7 @@ from workflows.app.format import (
 )
 from workflows.app.frame import AT_ONCE, LOADING, PRIVATE, code_box, html
 from workflows.app.job_statistics import statistics_panel
-from workflows.app.job_steps import TERMINAL, is_under_way, log_panel, progress_panel, scores_left, stage_track
+from workflows.app.job_steps import TERMINAL, is_under_way, log_panel, progress_panel, stage_track
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.model_panels import published_row, verdict_panel
 from workflows.app.panels import facts_grid, fold, known_already, method_title, notice, problems_panel, warnings_panel
@@ -275,7 +275,7 @@ def scorings_panel(view: JobView) -> Markup | None:
         rows.append(el("li", f"{name}: ", shown))
     done = all(scoring.state == "done" for scoring in view.evaluations)
     title = "Evaluated, and so are its parents" if done else "Evaluation, beside its parents"
-    return el("div", el("h2", title), el("ul", *rows), scores_left(view), cls="hm-scorings")
+    return el("div", el("h2", title), el("ul", *rows), cls="hm-scorings")
 
 
 def _run_facts(run: object) -> Markup | None:

@@ -155,21 +155,6 @@ def progress_panel(view: JobView, now: datetime | None = None) -> Markup | None:
     return el("div", said, amount, el("div", fill, cls="hm-bar", role="progressbar", **marks), whole)
 
 
-def scores_left(view: JobView, now: datetime | None = None) -> Markup | None:
-    """What is left of a merge's evaluations, one after another; nothing while one takes longer than it usually does."""
-    running = [s for s in view.evaluations if s.state == "running"]
-    begun = moment(running[0].started) if len(running) == 1 else None
-    if view.scoring_s is None or begun is None:
-        return None
-    left = view.scoring_s - ((now or datetime.now(UTC)) - begun).total_seconds()
-    if left < 0:
-        return None
-    states = [s.state for s in view.evaluations]
-    left += view.scoring_s * states.count("queued")
-    until = "for the evaluations asked for so far" if "waiting" in states else "until all are evaluated"
-    return el("p", f"About {_about(left)} left {until}.", cls="hm-left")
-
-
 # before the weights are read; what is left is at least what the plan predicts
 _BEFORE_THE_PASSES = ("resolve", "calibration", "plan", "verify", "compile", "download")
 _UNTIL = {"merge": "until it is published", "evaluate": "until its scores are recorded", "diff": "until it is done"}

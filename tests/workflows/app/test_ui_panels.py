@@ -21,7 +21,7 @@ from workflows.app.format import bytes_text, duration_text, el, link, percent_te
 from workflows.app.frame import CSS
 from workflows.app.job_page import job_panel
 from workflows.app.job_statistics import statistics_panel
-from workflows.app.job_steps import progress_panel, scores_left, stage_track
+from workflows.app.job_steps import progress_panel, stage_track
 from workflows.app.jobs_page import _listing as activity
 from workflows.app.jobs_page import job_list
 from workflows.app.panels import (
@@ -399,17 +399,9 @@ def test_a_published_merge_leads_to_its_page_the_hub_the_board_and_its_evaluatio
     assert (marked["publish"], marked["evaluated"], marked["parents"]) == ("passed", "passed", "current")
 
 
-def test_what_is_left_of_the_evaluations_is_told_while_it_holds() -> None:
-    begun = replace(SCORINGS[1], started="2026-01-31T14:05:00+00:00")
+def test_an_evaluation_that_waits_says_its_place() -> None:
     agent = replace(SCORINGS[2], job="4" * 64, state="queued", place=1)
-    view = job_view(state="done", result={"repo": "a/b"}, evaluations=(SCORINGS[0], begun, agent), scoring_s=60.0)
-    at = datetime(2026, 1, 31, 14, 5, 20, tzinfo=UTC)
-    assert "About 2 min left until all are evaluated." in str(scores_left(view, at))  # 40 s and 60 s, rounded up
-    waiting = replace(view, evaluations=(SCORINGS[0], begun, SCORINGS[2]))
-    assert "About 40 s left for the evaluations asked for so far." in str(scores_left(waiting, at))
-    assert scores_left(view, at + timedelta(seconds=41)) is None  # it takes longer than the others did
-    assert scores_left(replace(view, scoring_s=None), at) is None
-    assert scores_left(replace(view, evaluations=(SCORINGS[0], agent)), at) is None
+    view = job_view(state="done", result={"repo": "a/b"}, evaluations=(*SCORINGS[:2], agent))
     assert "number 1 in the queue" in job_panel(view, HUB)[0]
 
 
