@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -125,18 +124,6 @@ def ended(store: Store, error: JobError | None = None, **result: Any) -> Job:
     """The job that was due, after an attempt that failed with an error, or else was done with a result."""
     job = claim(store)
     return store.finish(job.id, job.fence, result) if error is None else store.fail(job.id, job.fence, error)
-
-
-def at_once(count: int, act: Callable[[int], object]) -> None:
-    """Calls `act` in so many threads, all at the same moment."""
-    start = threading.Barrier(count)
-
-    def begin(number: int) -> None:
-        start.wait()
-        act(number)
-
-    with ThreadPoolExecutor(count) as pool:
-        list(pool.map(begin, range(count)))
 
 
 def is_alive(pid: int) -> bool:

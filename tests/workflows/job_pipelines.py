@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hubmerge.errors import CancelledError, HubUnavailableError
+from hubmerge.errors import CancelledError
 from workflows.jobs.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
 
 
@@ -50,30 +50,10 @@ def steps(spec: JobSpec, emit: Emit) -> None:
         emit(Result(values={"journal": journal.read_text().split()}))
 
 
-def dies(spec: JobSpec, emit: Emit) -> None:
-    """Killed without a word, at `done` of the payload's list for this attempt."""
+def dies(_spec: JobSpec, emit: Emit) -> None:
+    """Killed without a word."""
     emit(StageStarted(stage="stream"))
-    emit(Progress(stage="stream", done=spec.payload["done"][spec.attempt - 1], total=10))
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def segfaults(_spec: JobSpec, _emit: Emit) -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-UNREADABLE = ValueError("a library's own words")
-UNREADABLE.__cause__ = OSError(5, "Input/output error", "/data/shard")
-FAILURES = {
-    "hub": HubUnavailableError("the Hub answered 503"),
-    "full disk": OSError(28, "No space left on device", "/data/shard"),
-    "bad disk": UNREADABLE,
-    "memory": MemoryError("2 TB"),
-    "exit": SystemExit(0),
-}
-
-
-def fails(spec: JobSpec, _emit: Emit) -> None:
-    raise FAILURES[spec.payload["by"]]
 
 
 def no_result(_spec: JobSpec, emit: Emit) -> None:
@@ -90,8 +70,7 @@ def helper_process(spec: JobSpec, emit: Emit) -> None:
 
 def cleans_up(spec: JobSpec, emit: Emit) -> None:
     try:
-        emit(StageStarted(stage="publish"))
-        wait_for(spec.payload["gate"])
+        helper_process(spec, emit)
     except CancelledError:
         os.kill(os.getpid(), signal.SIGTERM)  # an impatient user's second click
         Path(spec.payload["cleaned"]).write_text("yes")
@@ -101,7 +80,7 @@ def cleans_up(spec: JobSpec, emit: Emit) -> None:
 def ignores_cancel(spec: JobSpec, emit: Emit) -> None:
     while True:
         try:
-            emit(StageStarted(stage="publish"))
+            emit(StageStarted(stage="evaluate"))
             wait_for(spec.payload["gate"])
         except CancelledError:
             continue
@@ -110,16 +89,10 @@ def ignores_cancel(spec: JobSpec, emit: Emit) -> None:
 def finishes_on_cancel(spec: JobSpec, emit: Emit) -> None:
     """The cancellation comes when the commit is already made."""
     try:
-        emit(StageStarted(stage="publish"))
+        emit(StageStarted(stage="evaluate"))
         wait_for(spec.payload["gate"])
     except CancelledError:
         emit(Result(values={"commit": "abc"}))
-
-
-def cancelled_after_result(_spec: JobSpec, emit: Emit) -> None:
-    emit(Result(values={"commit": "abc"}))
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(600)
 
 
 def cancelled_with_the_result(_spec: JobSpec, emit: Emit) -> None:
@@ -145,28 +118,11 @@ def leaks(spec: JobSpec, emit: Emit) -> None:
     emit(Statistics(values={"nested": [{"key": token}], token: 1}))
     emit(Notice(message=f"https://user:{token}@hub"))
     wait_for(spec.payload["gate"])
-    if spec.payload.get("end") == "result":
-        emit(Result(values={"token": token}))
-        return
     raise ValueError(f"bad request with {token}")
 
 
-def environment(_spec: JobSpec, emit: Emit) -> None:
-    emit(Result(values={"environment": dict(os.environ)}))
-
-
-def floods(_spec: JobSpec, emit: Emit) -> None:
-    emit(Statistics(values={"long": "x" * 300_000}))
-    emit(Statistics(values={"longer": "x" * 2_000_000}))
-    for number in range(1500):  # of a merge of half an hour
-        emit(Statistics(values={"elements": number}))
-    for number in range(5000):
-        emit(Notice(message=f"notice {number}"))
-        emit(Progress(stage="stream", done=number + 1, total=5000))
-    emit(Result(values={}))
-
-
-def reads_stdin(spec: JobSpec, emit: Emit) -> None:
-    """A helper that asks for input gets none, and takes no heartbeat."""
+def surroundings(spec: JobSpec, emit: Emit) -> None:
+    """Its environment, and what a helper reads that asks for input."""
     helper = subprocess.run(["cat"], capture_output=True, timeout=20, check=True)
-    emit(Result(values={"read": helper.stdout.decode(), "length": len(spec.payload["long"])}))
+    said = {"environment": dict(os.environ), "read": helper.stdout.decode(), "length": len(spec.payload["long"])}
+    emit(Result(values=said))

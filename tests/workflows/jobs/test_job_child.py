@@ -8,13 +8,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import job_pipelines
 import pytest
 from job_helpers import HERE, is_alive, job_spec
 from processes import ROOT, until
 from pydantic import SecretStr
 
+from hubmerge.errors import HubUnavailableError
+from hubmerge.isolation.scrub import Scrubber
+from workflows.jobs.child import run_job
 from workflows.jobs.protocol import JobSpec, Statistics, decoded, encode
 
 TOKEN = "hf_CaNaRyTokenThatNobodyMayEverSee"
@@ -45,9 +51,42 @@ def test_a_document_that_is_no_job_is_refused_without_being_shown(tmp_path: Path
     assert TOKEN.encode() not in err
 
 
-@pytest.mark.parametrize("function", ["cancelled_after_result", "cancelled_with_the_result"])
-def test_a_cancellation_after_the_result_comes_too_late(tmp_path: Path, function: str) -> None:
-    child = start(function, spec(tmp_path / "w").to_line())
+UNREADABLE = ValueError("a library's own words")
+UNREADABLE.__cause__ = OSError(5, "Input/output error", "/data/shard")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "retryable", "said"),
+    [
+        (HubUnavailableError("the Hub answered 503"), "E_HUB", True, "503"),
+        (OSError(28, "No space left on device", "/data/shard"), "E_DISK", True, "the disk is full in /data/shard"),
+        (UNREADABLE, "E_DISK", True, "the disk fails in /data/shard"),
+        (MemoryError("2 TB"), "E_TOO_BIG", True, "2 TB"),
+        (SystemExit(0), "E_INTERNAL", False, "SystemExit: 0"),
+        (None, "E_INTERNAL", False, "ended without a result"),
+    ],
+)
+def test_a_failure_says_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    raised: BaseException | None,
+    code: str,
+    retryable: bool,
+    said: str,
+) -> None:
+    if raised is not None:
+        monkeypatch.setattr(job_pipelines, "no_result", Mock(side_effect=raised))
+    sent: list[Any] = []
+    events: Any = SimpleNamespace(send=sent.append, has_result=False)
+    assert run_job(spec(tmp_path), "job_pipelines:no_result", events, Scrubber(None)) == 1
+    assert (sent[-1].code, sent[-1].retryable) == (code, retryable)
+    assert said in sent[-1].message
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_cancellation_after_the_result_comes_too_late(tmp_path: Path) -> None:
+    child = start("cancelled_with_the_result", spec(tmp_path / "w").to_line())
     assert json.loads(child.stdout.readline()) == {"type": "result", "values": {"commit": "abc"}}
     assert child.wait() == 0
     child.communicate()
@@ -77,7 +116,7 @@ def test_an_attempt_waits_until_the_one_before_has_left_the_folder(tmp_path: Pat
     until(lambda: journal.exists() and len(journal.read_text().split()) == 5)
     second = start("steps", document)
     with pytest.raises(subprocess.TimeoutExpired):
-        second.wait(2)
+        second.wait(1)
     assert len(trace.read_text().splitlines()) == 1
     first.kill()
     until(lambda: len(trace.read_text().splitlines()) == 2)

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,11 +16,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from job_helpers import QUICK, at_once, claim, job_id, make_worker, new_job, running
+from job_helpers import QUICK, claim, job_id, make_worker, new_job, running
 from processes import ROOT, printed_by, until
 from pydantic import SecretStr
 
-from hubmerge.errors import HubmergeError, InternalError, LoginError, SettingsError
+from hubmerge.errors import DiskError, InternalError, LoginError, SettingsError
 from hubmerge.isolation.child import append_to_log
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.settings import Settings
@@ -44,23 +45,19 @@ def test_a_fresh_sign_in_replaces_the_token_of_a_waiting_job_and_gives_none_to_o
     assert store.sealed_token(job_id("a")) is None
 
 
-@pytest.mark.parametrize("version", [1, SCHEMA_VERSION + 1])
-def test_a_database_of_another_version_is_refused(tmp_path: Path, version: int) -> None:
+def test_a_database_of_another_version_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:
-        raw.execute(f"PRAGMA user_version = {version}")
-    with pytest.raises(InternalError, match=f"expected schema {SCHEMA_VERSION}, got schema {version}"):
+        raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(InternalError, match=f"expected schema {SCHEMA_VERSION}, got schema {SCHEMA_VERSION + 1}"):
         Store(tmp_path)
-
-
-def test_a_database_that_is_damaged_is_refused(tmp_path: Path) -> None:
     (tmp_path / "jobs.sqlite3").write_bytes(b"no database" * 1000)
     with pytest.raises(InternalError, match="the job database is damaged"):
         Store(tmp_path)
 
 
-@pytest.mark.parametrize("folder", ["data", "what?", "100% ä#"])
-def test_the_database_is_in_wal_in_its_folder_and_for_this_user_only(tmp_path: Path, folder: str) -> None:
+def test_the_database_is_in_wal_in_its_folder_and_for_this_user_only(tmp_path: Path) -> None:
+    folder = "what? 100% ä#"
     Store(tmp_path / folder).close()
     assert [path.name for path in tmp_path.iterdir()] == [folder]
     with closing(sqlite3.connect(tmp_path / folder / "jobs.sqlite3")) as raw:
@@ -82,21 +79,11 @@ def test_a_locked_database_is_busy_and_readable(tmp_path: Path, store: Store, mo
     waiting.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("SQLITE_IOERR_SHMMAP", r"E_DISK: .* got disk I/O error. Set HUBMERGE_DATA to a folder on a local disk"),
-        ("SQLITE_IOERR_SHMSIZE", r"E_DISK: .* got disk I/O error. Free some disk"),
-        ("SQLITE_PROTOCOL", "E_BUSY: the job database is locked by another process"),
-    ],
-)
-def test_a_network_disk_is_told_from_a_full_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
-) -> None:
+def test_a_network_disk_is_told_from_a_full_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = sqlite3.OperationalError("disk I/O error")
-    refused.sqlite_errorname = name
+    refused.sqlite_errorname = "SQLITE_IOERR_SHMMAP"
     monkeypatch.setattr("workflows.jobs.schema._configure", Mock(side_effect=refused))
-    with pytest.raises(HubmergeError, match=told):
+    with pytest.raises(DiskError, match="Set HUBMERGE_DATA to a folder on a local disk"):
         Store(tmp_path)
 
 
@@ -150,19 +137,19 @@ def test_processes_never_share_a_claim(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RUSH, str(tmp_path)]
     rush = [
         subprocess.Popen([*command, f"p{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        for number in range(4)
+        for number in range(3)
     ]
     store = Store(tmp_path, jobs_per_user=100)
-    for number in range(40):
+    for number in range(24):
         store.submit(new_job(str(number)))
     for process in rush:
         assert process.stdin
         process.stdin.write("go\n")
         process.stdin.flush()
     claims = [line for process in rush for line in process.communicate()[0].splitlines()]
-    assert [process.returncode for process in rush] == [0] * 4
+    assert [process.returncode for process in rush] == [0] * 3
     store.close()
-    assert sorted(claims) == sorted(f"{job_id(str(number))} 1" for number in range(40))
+    assert sorted(claims) == sorted(f"{job_id(str(number))} 1" for number in range(24))
 
 
 def test_submissions_at_once_make_one_job_of_an_identity_and_keep_to_the_quota(tmp_path: Path) -> None:
@@ -176,7 +163,8 @@ def test_submissions_at_once_make_one_job_of_an_identity_and_keep_to_the_quota(t
         except Exception as error:
             refused.append(type(error).__name__)
 
-    at_once(8, submit)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(submit, range(8)))
     assert refused == ["QuotaError"] * 4
     assert len(store.list_jobs()) == 5
     assert [event.type for event in store.events(job_id("same"))] == ["submitted"]
@@ -189,11 +177,13 @@ TOKEN = SecretStr(CANARY)
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-def test_only_the_same_secret_opens_a_token_for_the_job_that_it_was_sealed_for() -> None:
+def test_only_the_same_secret_opens_a_token_for_the_job_that_it_was_sealed_for_and_nothing_shows_it() -> None:
     right = TokenVault([b"right"])
     sealed = right.seal("job", TOKEN)
-    assert CANARY not in sealed.ciphertext
     assert right.open("job", sealed, NOW).get_secret_value() == CANARY
+    for shown in (sealed.ciphertext, repr(sealed), repr(right), repr(Scrubber(TOKEN)), str(vars(right))):
+        assert CANARY not in shown
+    assert sealed.ciphertext not in repr(sealed)
     for other, job, stored in (
         (TokenVault([b"wrong"]), "job", sealed),
         (right, "other job", sealed),
@@ -247,35 +237,22 @@ def test_a_random_key_that_a_full_disk_cut_off_is_refused(tmp_path: Path) -> Non
 
 
 def test_first_starts_at_once_agree_on_one_random_key(tmp_path: Path) -> None:
-    vaults: list[TokenVault] = []
-    at_once(8, lambda _: vaults.append(TokenVault.from_settings(Settings(data_dir=tmp_path))))
+    with ThreadPoolExecutor(8) as pool:
+        vaults = list(pool.map(lambda _: TokenVault.from_settings(Settings(data_dir=tmp_path)), range(8)))
     sealed = vaults[0].seal("job", TOKEN)
     assert [vault.open("job", sealed, NOW).get_secret_value() for vault in vaults] == [CANARY] * 8
 
 
-def test_no_repr_shows_a_token_or_its_ciphertext() -> None:
-    keys = TokenVault([b"secret"])
-    sealed = keys.seal("job", TOKEN)
-    for shown in (repr(sealed), repr(keys), repr(TOKEN), repr(Scrubber(TOKEN)), str(vars(keys))):
-        assert CANARY not in shown
-        assert sealed.ciphertext not in shown
-
-
-@pytest.mark.parametrize("token", [CANARY, 'quo"te\\back/slash', "hf_with/slash+and=sign", "ümlaut token"], ids=str)
-def test_every_spelling_of_a_token_is_masked(token: str) -> None:
+@pytest.mark.parametrize("token", [CANARY, 'quo"te\\back/slash', "ümlaut token"], ids=str)
+def test_every_spelling_of_a_token_is_masked_foreign_ones_too_and_words_are_not(token: str) -> None:
     scrub = Scrubber(SecretStr(token)).text
-    assert scrub(f"a {token} b") == "a [token] b"
     assert token not in json.loads(scrub(json.dumps({"message": f"x{token}"})))["message"]
     assert scrub(f"?t={token}&u={token}") == "?t=[token]&u=[token]"
+    foreign = "aB3" * 11
+    assert scrub(f"hf_{foreign} {SIGN_IN}, api_org_{foreign} hf_hub") == "[token] [token], [token] hf_hub"
 
 
-def test_foreign_hub_tokens_are_masked_and_words_are_not() -> None:
-    scrub = Scrubber(None).text
-    assert scrub("hf_" + "aB3" * 11 + " and hf_hub_download") == "[token] and hf_hub_download"
-    assert scrub(f"{SIGN_IN}, api_org_{'aB3' * 11}") == "[token], [token]"
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 33, 34, 1000, 70_000])
+@pytest.mark.parametrize("size", [7, 1000, 70_000])
 @pytest.mark.parametrize(("own", "torn"), [(TOKEN, CANARY), (None, f" {SIGN_IN} ")], ids=["own", "another"])
 def test_a_token_torn_between_two_pieces_of_a_stream_is_masked(size: int, own: SecretStr | None, torn: str) -> None:
     data = (f"start {torn} middle\n" + "y" * 100_000 + torn + "z" * 100_000 + torn).encode()
@@ -293,15 +270,14 @@ def hits(folder: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("end", ["result", "error"])
 def test_a_token_is_nowhere_during_a_job_and_after_it(
-    tmp_path: Path, live: Store, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], end: str
+    tmp_path: Path, live: Store, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
     gate = tmp_path / "gate"
     identity = job_id("a")
     sealed = vault(tmp_path).seal(identity, TOKEN, datetime.now(UTC) + timedelta(hours=8))
-    live.submit(new_job("a", payload={"gate": str(gate), "end": end}), sealed)
+    live.submit(new_job("a", payload={"gate": str(gate)}), sealed)
     with running(make_worker(tmp_path, live, "leaks")):
         until(lambda: any(event.type == "warning" for event in live.events(identity)))
         log = tmp_path / "jobs" / identity / "child.log"
@@ -315,8 +291,8 @@ def test_a_token_is_nowhere_during_a_job_and_after_it(
         gate.touch()
         until(lambda: live.get(identity).state.is_terminal)
     job = live.get(identity)
-    assert job.state is (State.DONE if end == "result" else State.FAILED)
-    assert "[token]" in str(job.result if end == "result" else job.error)
+    assert job.state is State.FAILED
+    assert "[token]" in str(job.error)
     assert CANARY not in str(job) + str(live.events(identity))
     assert live.sealed_token(identity) is None
     assert hits(tmp_path) == ""
