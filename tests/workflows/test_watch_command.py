@@ -7,14 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 import yaml
-from processes import ROOT, act_as_ada
+from processes import ROOT, Refused, act_as_ada, until
 from watch_helpers import Agents, rule_data
 
 from hubmerge.cli.main import main
@@ -68,12 +67,10 @@ def test_a_turn_that_was_not_possible_is_an_exit_code(tmp_path: Path, capsys: py
     assert "E_SOURCE" in capsys.readouterr().out
 
 
-def test_wrong_rules_are_refused_before_anything_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_rules_are_refused_before_anything_is_done(tmp_path: Path, refused: Refused) -> None:
     wrong, right = written(tmp_path, "ada/x", name="wrong", budget=0), written(tmp_path, "ada/x")
-    missing = str(tmp_path / "missing.yaml")
-    for paths, told in (([wrong], "budget"), ([right, right], "one name"), ([missing], "got No such file")):
-        assert main(["watch", *paths, "--once"]) == 1
-        message = capsys.readouterr().err
+    for paths, told in (([wrong], "budget"), ([right, right], "one name")):
+        message = refused("watch", *paths, "--once")
         assert message.startswith("hubmerge: E_RULE: ")
         assert told in message
     assert not (tmp_path / "data" / "jobs.sqlite3").exists()
@@ -98,17 +95,13 @@ def test_a_silent_hub_does_not_keep_the_command_from_ending(tmp_path: Path, monk
             assert process.wait(60) == 1
 
 
-@pytest.mark.parametrize(("token", "owner"), [("", "ada"), (None, "bob")], ids=["no token", "another's rule"])
 def test_a_command_that_could_never_merge_does_not_begin_to_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], token: str | None, owner: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    if token is not None:
-        monkeypatch.setenv("HF_TOKEN", token)
     stopped = Event()
     stopped.set()
     monkeypatch.setattr("workflows.jobs.process.told_to_stop", lambda: stopped)  # if it begins, it ends at once
-    assert main(["watch", written(tmp_path, "ada/base", owner=owner)]) == 1
-    assert "E_LOGIN" in capsys.readouterr().err
+    assert "E_LOGIN" in refused("watch", written(tmp_path, "ada/base", owner="bob"))
 
 
 def test_a_new_agent_is_merged_unattended(agents: Agents, local_hub: LocalHubProcess, tmp_path: Path) -> None:
@@ -121,21 +114,18 @@ def test_a_new_agent_is_merged_unattended(agents: Agents, local_hub: LocalHubPro
         process = subprocess.Popen(command, cwd=ROOT, stderr=log)
     try:
         agents.agent(base)
-        deadline = time.monotonic() + 120
-        while True:
-            found = [m.id for m in agents.api.list_models(author="ada", search="by-command")]
-            files = agents.api.list_repo_files(found[0]) if found else []
-            if "hubmerge.json" in files:
-                break
+
+        def merged() -> list[str]:
             assert process.poll() is None
-            assert time.monotonic() < deadline, (tmp_path / "watch.log").read_text()
-            time.sleep(0.1)
+            return [m.id for m in agents.api.list_models(author="ada", search="by-command")]
+
+        [target] = until(merged)
+        files = until(lambda: "hubmerge.json" in (files := agents.api.list_repo_files(target)) and files)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
-    assert len(found) == 1
     assert {"README.md", "model.safetensors", "recipe.yaml"} <= set(files)
     text = (tmp_path / "watch.log").read_text()
     assert local_hub.tokens["ada"] not in text

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -79,11 +77,9 @@ def test_a_base_that_is_not_open_joins_no_public_merge_unless_the_rule_says_so(s
         ({}, {"tags": ["rl"]}, "tag"),
         ({"bases": ("zoo/other",)}, {}, "lineage"),
         ({"relation": "quantized"}, {}, "lineage"),
-        ({"relation": "adapter"}, {}, "lineage"),
         ({"weights": ""}, {}, "no_weights"),
         ({"weights": BASE.weights}, {}, "copy"),
         ({"license": None}, {"licenses": ["mit", "apache-2.0"]}, "license"),
-        ({"license": "cc-by-nc-4.0"}, {"licenses": ["mit", "apache-2.0"]}, "license"),
         ({"gated": True}, {}, "closed"),
         ({"private": True}, {}, "closed"),
         ({"weight_bytes": 1001}, {"max_bytes": 1000}, "size"),
@@ -132,7 +128,6 @@ MANY = [f"a{n:02}" for n in range(40)]
         ([facts("a", weights=""), C], FIXED, {}, "zoo/a cannot join", {"a": "no_weights"}),
         # the set does not depend on who of the best leads; it waits for scores on their way alone
         ([A, B, C], BEST, {"values": {**SCORED, C.pin: 0.5}}, ["a", "c"], {"b": "not_best"}),
-        ([A, B, C], BEST, {"values": {**SCORED, C.pin: 1.0}}, ["a", "c"], {"b": "not_best"}),
         ([A, B, C], BEST, {"values": SCORED, "pending": {C.pin}}, "on their way: 1", {"c": "no_score"}),
         ([A, B, C], BEST, {"values": SCORED}, ["a", "b"], {"c": "no_score"}),
     ],
@@ -149,11 +144,6 @@ def test_who_joins_in_which_order_or_what_is_waited_for(
         assert agents_of(decision) == joined
 
 
-def test_of_the_best_one_is_told_that_only_signed_scores_count() -> None:
-    decision = decided([A, B, C], scores=Scores(values=SCORED), **BEST)
-    assert [skip.text for skip in decision.skips] == ["it has no signed score of the suite zoo"]
-
-
 @pytest.mark.parametrize(("state", "told"), [({"own": True}, "base"), ({"flag": "contaminated: saw it"}, "saw it")])
 def test_a_base_of_ours_or_one_that_is_flagged_is_never_merged_into(state: dict[str, Any], told: str) -> None:
     decision = decided([A, B], base=facts("base", bases=(), **state))
@@ -161,12 +151,12 @@ def test_a_base_of_ours_or_one_that_is_flagged_is_never_merged_into(state: dict[
     assert told in (decision.skips[0].code if "own" in state else decision.waiting)
 
 
-def test_a_set_that_was_merged_or_refused_today_is_not_tried_again() -> None:
-    first = decided([A, B])
-    refused = "this set was refused today; it is tried again tomorrow (UTC)"  # and not "nothing new"
-    for merged, told in ((True, ""), (False, refused)):
-        again = decided([A, B], [past(first.merge, merged=merged)])
-        assert (again.merge, again.skips, again.waiting) == (None, (), told)
+def test_a_set_that_was_refused_today_is_not_tried_again_and_forbids_no_other_of_its_weights() -> None:
+    refused = past(decided([A, B]).merge, merged=False)
+    again = decided([A, B], [refused])
+    told = "this set was refused today; it is tried again tomorrow (UTC)"  # and not "nothing new"
+    assert (again.merge, again.skips, again.waiting) == (None, (), told)
+    assert decided([A, B], [replace(refused, set_id="0" * 64)]).merge is not None
 
 
 def test_a_new_agent_new_weights_another_base_or_recipe_make_a_new_set() -> None:
@@ -226,13 +216,6 @@ def test_a_copy_without_a_score_takes_no_place_of_the_best() -> None:
     assert (agents_of(chosen), reasons(chosen)) == (["a", "b"], {"0": "copy"})
 
 
-def test_the_best_of_thousands_are_chosen_within_seconds() -> None:
-    many, began = [facts(f"m{n}") for n in range(5000)], time.process_time()
-    decision = decided(many, scores=Scores({agent.pin: 0.5 for agent in many[1:]}), **BEST)
-    assert Counter(reasons(decision).values()) == {"no_score": 1, "not_best": 4997}
-    assert time.process_time() - began < 10
-
-
 def test_a_stranger_s_copy_does_not_take_the_place_of_an_agent_that_was_merged() -> None:
     tagged = {"agents": {"tags": ["rl"]}}
     a, b, new = (facts(name, tags=("rl",)) for name in "ab0")
@@ -275,7 +258,7 @@ def scores_of(found: Sequence[Facts]) -> Scores:
     return Scores({f.pin: len(f.weights) / 10 for f in found if f.sha.endswith(("1", "2"))})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rules, candidates_, st.integers(0, 2), st.randoms())
 def test_any_decision_keeps_the_promises(rule: Any, found: list[Facts], budget: int, random: Any) -> None:
     scores = scores_of(found)
@@ -300,7 +283,7 @@ def test_any_decision_keeps_the_promises(rule: Any, found: list[Facts], budget: 
     assert decide(rule, BASE, shuffled, [past(decision.merge)], 100, scores).merge is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rules, st.lists(candidates_, min_size=1, max_size=6))
 def test_no_set_is_merged_twice_whatever_the_hub_shows(rule: Any, rounds: list[list[Facts]]) -> None:
     history: list[PastSet] = []
@@ -310,12 +293,6 @@ def test_no_set_is_merged_twice_whatever_the_hub_shows(rule: Any, rounds: list[l
             assert decision.merge.set_id not in {p.set_id for p in history}
             assert decision.merge.weights_id not in {p.weights_id for p in history}
             history.append(past(decision.merge))
-
-
-def test_a_past_set_that_was_only_refused_does_not_forbid_its_weights() -> None:
-    first = decided([A, B])
-    refused = replace(past(first.merge, merged=False), set_id="0" * 64)
-    assert decided([A, B], [refused]).merge is not None
 
 
 def test_a_merge_is_known_by_any_shard_that_is_not_the_base_s_and_its_parents_are_none() -> None:

@@ -70,19 +70,18 @@ def test_what_is_wrong_in_a_rule_is_told_to_the_bot_s_account_alone(
     assert view.problem == wrong.as_dict()
 
 
-@pytest.mark.parametrize("action", ["pause_watcher", "resume_watcher", "run_watcher"])
-def test_only_the_owner_may(agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess, action: str) -> None:
-    base = agents.base()
+def test_only_the_owner_may(bot_for: BotFor, local_hub: LocalHubProcess) -> None:
     bob = visitor(local_hub, "bob")
-    bot = bot_for(rule_for(base), rule_for(base, name="hidden", private=True))
-    with pytest.raises(PermissionDeniedError):
-        getattr(bot.source, action)("watch", bob)
-    told = []
-    for name in ("hidden", "nothing"):  # nobody learns that there is a private one
-        with pytest.raises(RuleError) as caught:
-            getattr(bot.source, action)(name, bob)
-        told.append(str(caught.value).replace(name, ""))
-    assert told[0] == told[1]
+    bot = bot_for(rule_for("ada/base"), rule_for("ada/base", name="hidden", private=True))
+    for act in (bot.source.pause_watcher, bot.source.resume_watcher, bot.source.run_watcher):
+        with pytest.raises(PermissionDeniedError):
+            act("watch", bob)
+        told = []
+        for name in ("hidden", "nothing"):  # nobody learns that there is a private one
+            with pytest.raises(RuleError) as caught:
+                act(name, bob)
+            told.append(str(caught.value).replace(name, ""))
+        assert told[0] == told[1]
     assert not any(bot.ledger.is_paused(name) for name in ("watch", "hidden"))
     assert bot.watchers.handle_asked() == []
     assert [view.own for view in bot.source.watchers(bob)] == [False]
@@ -99,20 +98,22 @@ def test_without_an_account_rules_can_be_tried(agents: Agents, bot_for: BotFor, 
     assert len(bot.source.try_watcher(rule_data(rule), None).agents) == 2
 
 
-def test_a_trial_tells_of_a_merge_and_changes_nothing(
+def test_a_trial_tells_of_a_merge_of_what_its_visitor_sees_and_changes_nothing(
     agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
 ) -> None:
     ada, bob = visitor(local_hub, "ada"), visitor(local_hub, "bob")
-    base = agents.base(agents=2)
-    other = agents.agent(base, card={"tags": ["else"]})
+    base, names = agents.family(2)
+    other, secret = agents.agent(base, card={"tags": ["else"]}), agents.agent(base)
+    agents.api.update_repo_settings(secret, private=True)
     rule = rule_for(base, name="known", agents={"authors": ["ada"], "tags": ["rl"]})
     bot, wanted = bot_for(rule), rule_data(rule)
-    trial = bot.source.try_watcher(wanted, None)
-    assert len(trial.agents) == 2
-    assert trial.target.startswith("ada/watched-")
-    assert trial.problem is None
-    assert other not in str(trial.agents)
-    assert "tagged rl" in trial.about
+    for stranger in (bob, None):
+        trial = bot.source.try_watcher(wanted, stranger)
+        assert [pin.partition("@")[0] for pin in trial.agents] == names
+        assert (trial.target.startswith("ada/watched-"), trial.problem) == (True, None)
+        assert other not in repr(trial)
+        assert secret not in repr(trial)
+    assert {event.subject for event in bot.source.try_watcher(wanted, ada).left_out} == {secret}
     assert jobs(bot) == []
     assert (bot.ledger.history("known"), bot.ledger.skips("known"), bot.ledger.state("known")) == ((), (), None)
     one(bot.watchers.poll())
@@ -120,30 +121,10 @@ def test_a_trial_tells_of_a_merge_and_changes_nothing(
     assert len(bot.source.try_watcher(wanted, bob).agents) == 2  # what ada's rule has done is not his
 
 
-def test_a_trial_sees_what_its_visitor_sees(agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess) -> None:
-    ada, bob = visitor(local_hub, "ada"), visitor(local_hub, "bob")
-    base = agents.base(agents=2)
-    secret = agents.agent(base)
-    agents.api.update_repo_settings(secret, private=True)
-    bot = bot_for(rule_for(base))
-    wanted = rule_data(rule_for(base))
-    assert secret in {event.subject for event in bot.source.try_watcher(wanted, ada).left_out}
-    for stranger in (bob, None):
-        assert secret not in repr(bot.source.try_watcher(wanted, stranger))
+FILE = {"method": "sar", "calibration": {"data": "/etc/passwd", "prompt": "q", "answer": "a"}}
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind"),
-    [
-        ({"base": "/etc"}, RuleError),
-        ({"colour": 1}, RuleError),
-        ({"agents": {}}, RuleError),
-        (
-            {"recipe": {"method": "sar", "calibration": {"data": "/etc/passwd", "prompt": "q", "answer": "a"}}},
-            RecipeError,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "kind"), [({"base": "/etc"}, RuleError), ({"recipe": FILE}, RecipeError)])
 def test_a_trial_of_what_is_no_rule_or_names_a_file_is_refused(
     bot_for: BotFor, changes: dict[str, object], kind: type[HubmergeError]
 ) -> None:
