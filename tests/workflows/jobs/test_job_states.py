@@ -202,21 +202,14 @@ def test_kills_that_find_a_job_further_on_each_time_use_up_no_attempt(store: Sto
     assert ended(store).state is State.DONE
 
 
-def test_kills_further_on_have_an_end(store: Store, clock: FakeClock) -> None:
+def test_kills_further_on_have_an_end_and_do_not_call_a_job_too_big(store: Store, clock: FakeClock) -> None:
     store.submit(new_job("a", max_attempts=3))
     left = None
     for done in range(100):
         if (left := die(store, clock, "stream", done)).state is State.FAILED:
             break
     assert left.attempt <= 26
-
-
-def test_a_job_that_is_killed_once_at_its_last_attempt_is_not_called_too_big(store: Store, clock: FakeClock) -> None:
-    job = claimed(store, max_attempts=2)
-    store.fail(job.id, job.fence, RETRYABLE)
-    failed = die(store, clock, "stream", 3)
-    assert failed.state is State.FAILED
-    assert (failed.error.code, failed.error.retryable) == ("E_INTERNAL", True)
+    assert (left.error.code, left.error.retryable) == ("E_INTERNAL", True)
 
 
 def test_a_disk_that_others_fill_for_three_minutes_loses_no_job(store: Store, clock: FakeClock) -> None:

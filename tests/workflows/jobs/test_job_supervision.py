@@ -134,3 +134,4 @@ def test_a_database_that_refuses_for_nearly_a_lease_costs_no_event_and_no_attemp
 def test_a_worker_that_is_told_to_stop_gives_its_job_back(store: Store) -> None:
     job, child = supervised(store, [StageStarted(stage="stream")], [], DONE, shutdown=True)
     assert (job.state, job.stage, len(child.looks)) == (State.QUEUED, "stream", 2)
+    assert (job.attempt, job.max_attempts) == (1, 6)  # this one does not count

@@ -184,7 +184,7 @@ def test_a_job_leaves_no_dead_process_to_the_first_one_of_a_container(tmp_path: 
 
 
 def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path, live: Store) -> None:
-    """Two workers share four jobs, and one of the two is killed five times.
+    """Two workers share four jobs, and one of the two is killed four times.
 
     Each job counts its steps in a file; a step done twice, or two attempts at once, would show.
     """
@@ -203,7 +203,7 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path,
             return any(f"_{worker.pid}_" in str(job.lease_owner) for job in live.list_jobs(states=HELD))
 
         workers = [start(), start()]
-        for _ in range(5):
+        for _ in range(4):
             which = chance.randrange(2)
             until(partial(holds_a_job, workers[which]))
             time.sleep(chance.uniform(0.0, 1.0))
@@ -213,7 +213,7 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path,
         (tmp_path / "gate").touch()
         until(lambda: all(live.get(job_id(name)).state is State.DONE for name in names))
     jobs = [live.get(job_id(name)) for name in names]
-    assert sum(job.attempt - 1 for job in jobs) >= 3  # kills met a job
+    assert sum(job.attempt - 1 for job in jobs) >= 2  # kills met a job
     for name, job in zip(names, jobs, strict=True):
         assert job.result == {"journal": ALL_STEPS}
         numbers = [int(line.split()[1]) for line in attempts(tmp_path / name)]  # OVERLAP has none

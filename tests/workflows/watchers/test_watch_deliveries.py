@@ -147,9 +147,6 @@ def test_a_bot_that_dies_in_a_turn_starts_the_merge_when_it_is_started_again(
     assert len(jobs(third)) == 1
 
 
-# --- what goes wrong in a turn --------------------------------------------------------------------------------------
-
-
 def test_two_schedulers_at_once_make_one_job(agents: Agents, bot_for: BotFor) -> None:
     rule = rule_for(agents.base(agents=2))
     bots = [bot_for(rule) for _ in range(4)]
@@ -209,35 +206,23 @@ def test_a_model_that_cannot_be_read_is_left_out_also_one_that_was_read_before(
     assert skipped(turns[-1]) == {bad: error.code}
 
 
-def test_a_hub_that_goes_away_within_a_look_ends_it(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("asked", "error"), [("repo_state", HubUnavailableError), ("read_range", GatedError)])
+def test_a_hub_that_goes_away_within_a_look_or_an_unreadable_base_ends_it(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, asked: str, error: type[HubmergeError]
 ) -> None:
-    base = agents.base(agents=3)
-    bot, state, asked = bot_for(rule_for(base)), Hub.repo_state, []
+    bot, plain, seen = bot_for(rule_for(agents.base(agents=3))), getattr(Hub, asked), []
 
-    def goes_away(self: Hub, *repo: Any) -> Any:
-        asked.append(repo)
-        if len(asked) > 3:  # the base and two agents
-            raise HubUnavailableError("the Hub does not answer")
-        return state(self, *repo)
+    def breaks(self: Hub, repo: str, *more: Any) -> Any:
+        seen.append(repo)
+        if asked == "read_range" or len(seen) > 3:  # the base and two agents
+            raise error("not now", where=repo)
+        return plain(self, repo, *more)
 
     with monkeypatch.context() as broken:
-        broken.setattr(Hub, "repo_state", goes_away)
+        broken.setattr(Hub, asked, breaks)
         [turn] = bot.watchers.poll()
-    assert turn.error.code == "E_HUB"
-    assert jobs(bot) == []
+    assert (turn.error.code, jobs(bot), bot.ledger.skips("watch")) == (error.code, [], ())
     assert len(one(bot.watchers.poll()).job.payload["recipe"]["agents"]) == 3
-
-
-def test_an_unreadable_base_ends_the_look(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = agents.base(agents=2)
-    bot = bot_for(rule_for(base))
-    with monkeypatch.context() as broken:
-        refuse(broken, "read_range", base, GatedError("a gated repo", where=base))
-        [turn] = bot.watchers.poll()
-    assert turn.error.code == "E_GATED"
-    assert bot.ledger.skips("watch") == ()
-    assert one(bot.watchers.poll()).job is not None
 
 
 def test_a_bug_in_one_rule_stops_no_other(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from job_helpers import OUTAGE, FakeClock, ended
@@ -98,13 +99,15 @@ def test_a_set_that_was_given_up_is_merged_once_to_another_target(
     assert ledger.start("watch", merge, elsewhere, TOKEN, 5) is None
 
 
-def test_budgets_and_histories_of_rules_are_their_own(ledger: Ledger) -> None:
+def test_budgets_and_histories_of_rules_are_their_own(ledger: Ledger, clock: FakeClock) -> None:
     merge = planned(1, 2)
     assert ledger.start("one", merge, job_of(merge), TOKEN, 1) is not None
-    assert (ledger.history("two"), ledger.used("two")) == ((), 0)
+    assert (ledger.history("two"), ledger.used("two"), ledger.used("one")) == ((), 0, 1)
     assert ledger.start("two", merge, job_of(merge), TOKEN, 1).id == merge.set_id  # the same set is the same job
     ledger.refuse("one", merge, "E_X", "too late")  # what is merged stays merged
     assert [past.merged for past in ledger.history("one")] == [True]
+    clock.wall -= timedelta(days=1)
+    assert ledger.used("one") == 0  # a clock that was ahead uses up no budget
 
 
 def test_a_job_that_a_person_started_is_taken_over_not_doubled(ledger: Ledger, store: Store) -> None:

@@ -44,8 +44,8 @@ def test_a_poll_finds_the_agents_and_queues_one_merge_with_its_owner_s_token_sea
     assert len(jobs(bot)) == 1
 
 
-def test_a_rule_of_another_user_does_not_run(agents: Agents, bot_for: BotFor) -> None:
-    bot = bot_for(rule_for(agents.base(agents=2), owner="bob", target="bob/x-{set}"))
+def test_a_rule_of_another_user_does_not_run(bot_for: BotFor) -> None:
+    bot = bot_for(rule_for("ada/base", owner="bob", target="bob/x-{set}"))
     [turn] = bot.watchers.poll()
     assert isinstance(turn.error, LoginError)
     assert jobs(bot) == []

@@ -17,7 +17,7 @@ from watch_helpers import RIGHT, SECRET, payload, post, serving
 
 from hubmerge.errors import DiskError, LoginError
 from workflows.jobs.store import Store
-from workflows.watchers.webhook import MAX_BODY_BYTES, PATH, Inbox, Push, pushes, webhook_route
+from workflows.watchers.webhook import MAX_BODY_BYTES, PATH, Inbox, pushes, webhook_route
 
 SHA = "a" * 40
 
@@ -136,16 +136,6 @@ def test_a_thousand_refs_in_one_delivery_are_few_rows_wherever_main_stands_among
     assert len(found) == 100
     assert inbox.receive(found) == 100
     assert inbox.receive(found) == 0
-
-
-def test_a_delivery_waits_once_until_it_is_handled(inbox: Inbox) -> None:
-    old, new = (Push("zoo/agent", c * 40) for c in "ab")
-    assert inbox.receive([old, old]) == 1
-    handled = list(inbox.pending())
-    assert inbox.receive([old, new]) == 1
-    inbox.settle(handled)
-    assert len(inbox.pending()) == 1
-    assert inbox.receive([new]) == 0
 
 
 def test_a_delivery_that_cannot_be_kept_is_to_be_sent_again(server: tuple[str, SimpleNamespace]) -> None:
