@@ -88,7 +88,7 @@ GROUPS = {
         (
             *(
                 f"tests/workflows/watchers/test_watch_{name}.py"
-                for name in ("decisions", "deliveries", "rules", "store", "webhook")
+                for name in ("decisions", "deliveries", "rules", "webhook")
             ),
             "tests/workflows/schedule/test_watch_schedule.py",
         ),

@@ -95,13 +95,16 @@ def test_a_silent_hub_does_not_keep_the_command_from_ending(tmp_path: Path, monk
             assert process.wait(60) == 1
 
 
+@pytest.mark.parametrize(("token", "owner"), [("", "ada"), (None, "bob")], ids=["no token", "another's rule"])
 def test_a_command_that_could_never_merge_does_not_begin_to_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused, token: str | None, owner: str
 ) -> None:
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
     stopped = Event()
     stopped.set()
     monkeypatch.setattr("workflows.jobs.process.told_to_stop", lambda: stopped)  # if it begins, it ends at once
-    assert "E_LOGIN" in refused("watch", written(tmp_path, "ada/base", owner="bob"))
+    assert "E_LOGIN" in refused("watch", written(tmp_path, "ada/base", owner=owner))
 
 
 def test_a_new_agent_is_merged_unattended(agents: Agents, local_hub: LocalHubProcess, tmp_path: Path) -> None:

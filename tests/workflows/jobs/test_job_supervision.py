@@ -20,7 +20,9 @@ DONE = [Result(values={"commit": "abc"})]
 class ScriptedChild:
     """In place of a child: each look at what it says takes a second, and finds what the test has written."""
 
-    def __init__(self, clock: FakeClock, looks: list[list[Line]], code: int, kind: type[HubmergeError] | None) -> None:
+    def __init__(
+        self, clock: FakeClock, looks: list[list[Line | bytes]], code: int, kind: type[HubmergeError] | None
+    ) -> None:
         self.clock, self.looks, self.code, self.kind = clock, looks, code, kind
         self.beats = [clock.seconds]
 
@@ -29,7 +31,7 @@ class ScriptedChild:
 
     def lines(self, wait_s: float) -> list[bytes]:
         self.clock.pass_time(1.0)
-        return [encode(line).encode() for line in self.looks.pop(0)]
+        return [line if isinstance(line, bytes) else encode(line).encode() for line in self.looks.pop(0)]
 
     def beat(self) -> None:
         self.beats.append(self.clock.seconds)
@@ -87,13 +89,14 @@ def test_a_flood_of_events_is_capped_and_that_is_said(store: Store) -> None:
     notices = [Notice(message=f"notice {number}") for number in range(5000)]
     counted = [Statistics(values={"elements": number}) for number in range(1500)]  # of a merge of half an hour
     progress = [Progress(stage="stream", done=number, total=5000) for number in range(5001)]
-    too_long = [Statistics(values={"long": "x" * 300_000})]
+    too_long = [Statistics(values={"long": "x" * 300_000}), b"x" * 1000]  # the second one was cut
     job, _ = supervised(store, too_long, counted, notices, progress, DONE)
     story = store.events(job.id, limit=10_000)
     assert len(story) == 1005  # submitted, claimed, 1000 of the child's, the newest statistics, the note, done
     [newest] = store.events(job.id, statistics=True)
     assert newest.data == {"values": {"elements": 1499}}
-    assert story[-2].data["message"] == "4001 events, too many or too long, were left out"
+    assert story[2].data["message"] == "an event of more than 1000 bytes was dropped"
+    assert story[-2].data["message"] == "4002 events, too many or too long, were left out"
     assert job.progress["done"] == 5000
 
 
