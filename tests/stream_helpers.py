@@ -55,10 +55,20 @@ def write_family(
     """A base and sparse agents below `folder` (base, agent0, agent1, …); also their tensors."""
     base = random_base(7, dtype, sizes)
     agents = [sparse_agent(base, density, seed) for seed, density in enumerate(densities)]
-    write_model(folder / "base", base, config=CONFIG, shards=shards)
-    for i, agent in enumerate(agents):
-        write_model(folder / f"agent{i}", agent, config=CONFIG, shards=shards)
+    write_models(folder, base, agents, shards=shards)
     return base, agents
+
+
+def write_models(
+    folder: Path,
+    base: Mapping[str, T],
+    agents: Sequence[Mapping[str, T]],
+    more: Mapping[str, T] | None = None,
+    **how: Any,
+) -> None:
+    """A base and agents below `folder`, each with `more` tensors."""
+    for name, tensors in (("base", base), *((f"agent{i}", agent) for i, agent in enumerate(agents))):
+        write_model(folder / name, {**tensors, **(more or {})}, **{"config": CONFIG, **how})
 
 
 def spoil(

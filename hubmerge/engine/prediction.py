@@ -2,7 +2,7 @@
 
 Memory is a promise: a constant of the method, the number of agents and the threads, because a stream holds a few
 chunks and nothing else. Only tensors that must be whole (`needs_whole`), adapters, the tallies of very many tensors, a
-Hub to read from, torch, a device and an agent whose sensitivity is computed add to it.
+Hub to read from, a device and an agent whose sensitivity is computed add to it.
 
 Time is the elements that are read, at a rate that is measured on this machine in a few milliseconds, and the products
 of matrices of whole tensors. Fetching and publishing depend on the network and are left out, as sensitivities are.
@@ -15,13 +15,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hubmerge.engine.compiled import is_built
 from hubmerge.engine.memory import COUNTERS_PER_AGENT, shares_of, whole_bytes
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.rules import is_whole, operations_of
@@ -39,9 +37,7 @@ _IMPORTED = 58 * _MB  # interpreter, numpy, this package; 54 to 59 were measured
 _CLIENT = 16 * _MB  # of the Hub
 _CARD = 20 * _MB  # template, statistics and figures, when the stream is done
 _TENSOR, _TENSOR_PER_AGENT, _TENSOR_PER_VARIANT = 8_000, 4_000, 3_500  # tallies of one tensor
-# what `import torch` adds; by the state of the page cache a quarter more or less, as libraries are mapped at once
-_TORCH, _TORCH_FOR_CUDA = 230 * _MB, 620 * _MB
-_DEVICE = 440 * _MB  # the driver's context on the host, pinned buffers
+_DEVICE = 1060 * _MB  # torch for CUDA, the driver's context on the host, pinned buffers
 _NETWORK = 380 * _MB  # torch, transformers and what reads calibration data
 _DELTA_AND_OUTPUT = 6  # bytes per element of each of two whole tensors that are in hand beside a device
 
@@ -50,7 +46,6 @@ CORE_OPERATIONS = 8e10  # the same of one core at speed 1
 _RATE_NS = 1.7  # of one core at speed 1, per element of an input and pass, with statistics, hashing and writing
 _EAGER = 30.0  # times as long, operation by operation
 _START_S = 0.7  # imports and the card
-_BUILD_S = 5.0  # of the fast pass, once on a machine
 _REFERENCE_S = 0.0005  # what `_speed` measures at speed 1
 
 
@@ -60,9 +55,7 @@ class Machine:
 
     cores: int
     speed: float = 1.0  # of one core, relative to the one that the rate was measured on
-    to_build: bool = False  # whether its fast pass has to be built first
     device: bool = False  # whether it has one
-    torch_for_cuda: bool = False  # whether its torch, if any, was built for CUDA, which takes more memory
     input_bytes: int | None = None  # what fetched inputs may take on its disk; None: as much as they are
 
     @classmethod
@@ -70,7 +63,7 @@ class Machine:
         """This machine, as far as the process may use it for `plans` together."""
         outputs = sum(output_need(plan, uploaded=False) for plan in plans)
         free = shutil.disk_usage(Path.cwd()).free - DISK_MARGIN_BYTES - outputs
-        return cls(this_machine.cores(), _speed(), not is_built(), device_there(), _torch_for_cuda(), max(0, free))
+        return cls(this_machine.cores(), _speed(), device_there(), max(0, free))
 
 
 @dataclass(frozen=True)
@@ -92,13 +85,9 @@ def predict(
         needed += _CLIENT
         if machine.input_bytes is not None and plan.download_bytes > machine.input_bytes:
             needed += min(KEPT_BLOCKS * BLOCK_BYTES, plan.download_bytes)  # of shards that are read by ranges
-    if on_device or options.ranks.size > 1:
-        needed += _TORCH_FOR_CUDA if on_device or machine.torch_for_cuda else _TORCH
     needed += _DEVICE * on_device
     if sizes := [size for p in plans for size in computed_sensitivities(p).values()]:
         needed += _NETWORK + 2 * max(sizes)  # an agent's weights in float32, and the sums of their squared gradients
-    if machine.to_build and options.backend != "eager":
-        seconds += _BUILD_S / machine.speed
     return Prediction(needed, seconds)
 
 
@@ -129,13 +118,6 @@ def _seconds(plans: Sequence[Plan], machine: Machine, options: StreamOptions, *,
     operations = sum(operations_of(plan, t) for plan in plans for t in plan.tensors())
     products = operations / DEVICE_OPERATIONS if on_device else operations / CORE_OPERATIONS / threads / machine.speed
     return products + (_START_S + work / min(threads + 2, machine.cores)) / machine.speed
-
-
-def _torch_for_cuda() -> bool:
-    """As the library lies there: importing it would take what is to be told."""
-    found = find_spec("torch")
-    folders = (found.submodule_search_locations if found else None) or ()
-    return any(Path(folder, "lib/libtorch_cuda.so").exists() for folder in folders)
 
 
 @cache

@@ -10,12 +10,12 @@ from hubmerge.engine.device import Engine
 from hubmerge.machine import resources
 from hubmerge.numerics.counter_rng import make_key
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 ON_GPU = (
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine"),
 )
-DEVICES = [pytest.param(CPU, id="cpu"), pytest.param(torch.device("cuda", 0), id="cuda", marks=ON_GPU)]
+DEVICES = [pytest.param(CPU, id="cpu"), pytest.param(CUDA, id="cuda", marks=ON_GPU)]
 
 
 def engine_here() -> Engine:

@@ -1,10 +1,10 @@
 """A merge in bursts through the real `spaces` package: its calls answered by a device API of our own.
 
-    python tests/engine/real_spaces.py FOLDER quota|none|device
+    python tests/engine/real_spaces.py FOLDER quota|device
 
 Prints JSON: what was asked of the API, the warnings, the facts, whether the bytes are the CPU's. "quota": the API
-refuses. "none": it grants a device that is not there. "device": the worker that the package forks takes torch's CPU
-as its device; everything else is the package's own.
+refuses. "device": the worker that the package forks takes torch's CPU as its device; everything else is the package's
+own.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ def test_the_page_on_statistics_names_every_field_and_the_schema() -> None:
     assert f"`schema` {SCHEMA})" in page
 
 
-@pytest.mark.parametrize("quantities", [1, 2, 3, 4, 15, 33])
-@pytest.mark.parametrize("blocks", [1, 7, 8, 9, 256, 1000])
+@pytest.mark.parametrize("quantities", [1, 2, 33])
+@pytest.mark.parametrize("blocks", [1, 9, 1000])
 def test_blocks_are_added_one_after_the_other(quantities: int, blocks: int) -> None:
     rng = np.random.default_rng(quantities + blocks)
     start = rng.standard_normal(quantities)
@@ -216,7 +216,7 @@ def plain(tally: Any) -> str:
     return json.dumps(tally.to_json())
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 20])
+@pytest.mark.parametrize("count", [0, 1, 2, 20])
 def test_folding_adds_counts_and_sums_one_chunk_after_the_other(count: int) -> None:
     made = counted_chunks(count)
     kept = [(plain(i.tally), plain(r.tally)) for i, r in made]

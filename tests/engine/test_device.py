@@ -140,20 +140,15 @@ def test_the_limit_is_what_the_options_say_and_a_driver_that_fails_in_the_end_co
     assert cuda.of("set_per_process_memory_fraction")[0] == [0.1, 0]
 
 
-@pytest.mark.parametrize("command", ["merge", "run", "probe", "sweep"])
-def test_the_command_line_sets_the_limit(command: str) -> None:
-    more = {"merge": ["--out", "out"], "run": ["--to", "me/x"], "probe": [], "sweep": ["--out", "out"]}[command]
-    for given, wanted in (([], 0), (["--device-memory", "0.5"], 500_000_000)):
-        arguments = cli._parser().parse_args([command, "file.yaml", *more, *given])
-        assert stream_options(arguments, Settings()).device_memory_bytes == wanted
+def test_the_command_line_sets_the_limit() -> None:
+    arguments = cli._parser().parse_args(["probe", "file.yaml", "--device-memory", "0.5"])
+    assert stream_options(arguments, Settings()).device_memory_bytes == 500_000_000
 
 
 @pytest.mark.parametrize(
     ("function", "error"),
     [
         ("device_count", OSError("no driver")),
-        ("get_device_properties", AssertionError("Invalid device id")),
-        ("set_per_process_memory_fraction", ValueError("Expected a torch.device with a specified index or an integer")),
         ("Lane", torch.AcceleratorError("CUDA error: invalid device ordinal", 101)),
         ("merge", OUT_OF_MEMORY),  # in the trial
     ],
@@ -163,13 +158,12 @@ def test_a_device_that_cannot_be_opened_costs_one_warning_whatever_is_raised(
     plan: Plan, tmp_path: Path, cuda: FakeCuda, function: str, error: Exception
 ) -> None:
     cuda.raises[function] = error
-    for name in ("auto", "cuda"):
-        found, [warning] = merged(plan, tmp_path / name, device=name)
-        assert "the CPU goes on" in warning
-        assert str(error).splitlines()[0] in warning
-        if not isinstance(error, RuntimeError):  # it may be a mistake of ours
-            assert type(error).__name__ in warning
-        assert str(error) in found.device["device_failed"]
+    found, [warning] = merged(plan, tmp_path / "device")
+    assert "the CPU goes on" in warning
+    assert str(error).splitlines()[0] in warning
+    if not isinstance(error, RuntimeError):  # it may be a mistake of ours
+        assert type(error).__name__ in warning
+    assert str(error) in found.device["device_failed"]
     # the limit is the process's: gradients of the same process must not meet it
     assert (cuda.of("set_per_process_memory_fraction")[-1:] == [[1.0, 0]]) == (function != "device_count")
 
@@ -187,12 +181,6 @@ def test_chunks_fit_the_memory_they_are_given_and_too_little_for_one_block_is_a_
     found, [warning] = merged(plan, tmp_path / "device", device_memory_bytes=1_000_000)
     assert "not even one block" in warning
     assert "got 1 MB" in found.device["device_failed"]
-
-
-def test_the_page_says_how_large_a_chunk_is() -> None:
-    page = " ".join((Path(__file__).parents[2] / "docs" / "gpu.md").read_text().split())
-    millions = device_shares(3, StreamOptions())[1] / 1e6
-    assert f"({millions:.1f} million elements with three agents)" in page
 
 
 def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,11 +202,10 @@ def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("method", "parameters"),
-    [("ram_plus", {}), ("ram_plus", {"scope": "tensor"}), ("dare_ties", {}), ("ties", {"trim_scope": "tensor"})],
+    ("method", "parameters", "name"),
+    [("ram_plus", {}, "auto"), ("dare_ties", {"trim_scope": "tensor"}, "cuda")],  # there is no fast pass
     ids=str,
 )
-@pytest.mark.parametrize("name", ["cuda", "auto"])  # there is no fast pass
 def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(
     tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, method: str, parameters: dict[str, str], name: str
 ) -> None:
@@ -296,9 +283,11 @@ def many_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-@pytest.mark.parametrize("error", [OUT_OF_MEMORY, RuntimeError("CUDA error: device-side assert triggered")], ids=str)
-@pytest.mark.parametrize("method", ["ram", "ram_plus"])
-@pytest.mark.parametrize("good", [1, 4])  # chunks before the device fails; the first is the trial
+@pytest.mark.parametrize(
+    ("error", "method", "good"),  # chunks before the device fails; the first is the trial
+    [(OUT_OF_MEMORY, "ram", 1), (RuntimeError("CUDA error: device-side assert triggered"), "ram_plus", 4)],
+    ids=str,
+)
 def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_all_cores_work_on_what_follows(
     tmp_path: Path,
     here: None,
@@ -353,16 +342,15 @@ def test_thresholds_are_found_by_all_cores_beside_a_device_that_works(
 # --- auto --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["ram", "ram_plus", "ties"])
 def test_auto_gives_chunks_to_the_fast_pass_and_asks_torch_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked(*_: Any) -> Any:
         raise AssertionError("a device was asked for")
 
     monkeypatch.setattr(resources, "device_there", lambda: True)
     monkeypatch.setattr(device, "_place", asked)
-    found, warnings = merged(family_plan(tmp_path, method), tmp_path / "out", device="auto", backend="auto")
+    found, warnings = merged(plan, tmp_path / "out", device="auto", backend="auto")
     assert (found.device, warnings) == ({}, [])
 
 
@@ -382,8 +370,7 @@ def near(found: Path, wanted: Path, plan: Plan) -> bool:
     return all(np.abs(ours[n] - theirs[n]).mean() < 1e-4 for n in theirs if theirs[n].size)
 
 
-@pytest.mark.parametrize("backend", ["auto", "eager"])
-@pytest.mark.parametrize("name", ["auto", "cuda"])
+@pytest.mark.parametrize(("name", "backend"), [("auto", "auto"), ("cuda", "eager")])
 def test_products_are_a_devices_and_all_else_is_counted_as_ever(
     whole: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, name: str, backend: str
 ) -> None:

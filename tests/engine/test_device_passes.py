@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 import torch
-from device_helpers import CPU, DEVICES, compare
+from device_helpers import CPU, CUDA, DEVICES, ON_GPU, compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fast import DTYPES, chunk_of, rule_of
@@ -37,9 +37,19 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     opened.close()
 
 
-@pytest.mark.parametrize("method", list(registry()))
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize(("stored", "output"), DTYPES)
+ON_CPU = [("BF16", "BF16", method, "stochastic") for method in registry()]
+ON_CPU += [(*dtypes, "dare_ties", rounding) for dtypes in DTYPES for rounding in ("nearest", "stochastic")]
+EVERY = [(*dtypes, m, rounding) for dtypes in DTYPES for m in registry() for rounding in ("nearest", "stochastic")]
+
+
+@pytest.mark.parametrize(
+    ("engine", "stored", "output", "method", "rounding"),
+    [
+        *(pytest.param(CPU, *case, id="-".join(("cpu", *case))) for case in ON_CPU),
+        *(pytest.param(CUDA, *case, id="-".join(("cuda", *case)), marks=ON_GPU) for case in EVERY),
+    ],
+    indirect=["engine"],
+)
 def test_every_method_gives_the_bits_of_the_definition(
     engine: Engine, method: str, rounding: str, stored: str, output: str
 ) -> None:
@@ -56,9 +66,8 @@ def test_any_number_of_agents_is_counted(engine: Engine, agents: int) -> None:
     compare(engine, chunk, rule_of("ram_plus", chunk, "stochastic"), "BF16")
 
 
-@pytest.mark.parametrize("method", ["dare_ties", "sar"])  # with most beside the inputs
-@pytest.mark.parametrize("agents", [2, 8, 20])
-def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(agents: int, method: str) -> None:
+@pytest.mark.parametrize(("method", "agents"), [("dare_ties", 2), ("sar", 20)])  # with most beside the inputs
+def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(method: str, agents: int) -> None:
     """By torch's own account of what is taken and given back, on the CPU."""
     n = 8 * BLOCK
     chunk = chunk_of(method, agents, n, "F32")
@@ -82,8 +91,8 @@ def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=64), st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
-@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@settings(max_examples=100, deadline=None)
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_float_is_rounded_alike(
@@ -137,7 +146,7 @@ def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
     assert len(places) == 1
 
 
-def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_with_a_stream_works_on_what_was_copied_to_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[object] = []
 
     @contextmanager
@@ -159,14 +168,7 @@ def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatc
         lane._in.buffer.zero_()  # the host's may be filled again
         return definition.merge(inputs, lane.there(rule), "BF16", key, with_inputs=False)
 
-    copy = torch.Tensor.copy_
-
-    def noted(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:  # each is waited for
-        events.append("copy")
-        return copy(tensor, source)
-
-    monkeypatch.setattr(torch.Tensor, "copy_", noted)
     raw, _ = lane.run(chunk, work)
     wanted = definition.merge_chunk(chunk, rule, "BF16", key, with_inputs=False)
     assert raw.tobytes() == wanted.raw.tobytes()
-    assert events == [CPU, lane._stream, "copy", "copy", "copy", "end", "end"]  # its own device first
+    assert events == [CPU, lane._stream, "end", "end"]  # its own device first

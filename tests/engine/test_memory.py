@@ -6,9 +6,7 @@ Whole processes are measured, and take what their plan said.
 from __future__ import annotations
 
 import json
-import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from memory_helpers import (
     AGENTS,
     IMPORTED,
     LONG,
-    NOWHERE,
     PROMISED,
     SHORT,
     Family,
@@ -33,13 +30,12 @@ from memory_helpers import (
 from processes import as_ada, printed_by
 from source_helpers import FP8_CONFIG, lora, pair, to_fp8, write_adapter
 
-from benchmarks.metering import measure, merging
+from benchmarks.metering import measure
 from benchmarks.synthetic import write_family
-from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.hub.client import Hub
-from hubmerge.line import Request, prepare
+from hubmerge.line import prepare
 from hubmerge.methods import registry
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from localhub.process import LocalHubProcess
@@ -62,12 +58,6 @@ def long_family(tmp_path_factory: pytest.TempPathFactory) -> Family:
     return Family.written(tmp_path_factory.mktemp("family"), LONG)
 
 
-@pytest.fixture(scope="module")
-def families(long_family: Family, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
-    few = Family.written(tmp_path_factory.mktemp("few"), LONG, every_magnitude=False)
-    return dict(zip(MAGNITUDES, (long_family, few), strict=True))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def fast_pass_is_built(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("small")
@@ -79,7 +69,7 @@ def test_the_constant_is_what_imports_take() -> None:
     assert measure([sys.executable, "-c", f"import {modules}"]).peak_rss_bytes >= IMPORTED
 
 
-@pytest.mark.parametrize("method", ELEMENT_WISE)
+@pytest.mark.parametrize("method", OF_EACH_KIND)
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_the_plan_of_any_model_says_no_more_than_was_promised(method: str, backend: str) -> None:
     for dtype in ("bfloat16", "float32"):
@@ -90,53 +80,37 @@ def test_the_plan_of_any_model_says_no_more_than_was_promised(method: str, backe
             assert predict(plan, Machine(threads), options).memory_bytes <= PROMISED, (threads, dtype)
 
 
-TENSOR = {"parameters": {"scope": "tensor"}}
-MAGNITUDES = ("of every magnitude", "of few magnitudes")
-
-
 @pytest.mark.parametrize(
-    ("method", "agents", "threads", "more", "updates"),
+    ("method", "agents", "threads", "more"),
     [
-        *((m, AGENTS, 2, {}, "of every magnitude") for m in OF_EACH_KIND),
-        ("ram", AGENTS, 2, {}, "of few magnitudes"),
-        *(("ties", AGENTS, 16, {}, updates) for updates in MAGNITUDES),
-        *(("ram_quantile", AGENTS, 16, {}, updates) for updates in MAGNITUDES),
-        ("ram_plus", AGENTS, 2, TENSOR, "of every magnitude"),
-        *(("ram_plus", AGENTS, 16, TENSOR, updates) for updates in MAGNITUDES),
-        ("ram", 3, 2, {"dtype": "float16"}, "of every magnitude"),  # another dtype is written
-        ("wudi", 3, 2, {"parameters": {"steps": 1}}, "of every magnitude"),  # tensors are merged whole
+        *((m, AGENTS, 2, {}) for m in OF_EACH_KIND),
+        ("ties", AGENTS, 16, {}),
+        ("ram_plus", AGENTS, 2, {"parameters": {"scope": "tensor"}}),
+        ("ram", 3, 2, {"dtype": "float16"}),  # another dtype is written
+        ("wudi", 3, 2, {"parameters": {"steps": 1}}),  # tensors are merged whole
     ],
     ids=str,
 )
 def test_no_merge_takes_more_nor_much_less_than_was_predicted(
-    method: str,
-    agents: int,
-    threads: int,
-    more: dict[str, Any],
-    updates: str,
-    families: dict[str, Family],
-    tmp_path: Path,
+    method: str, agents: int, threads: int, more: dict[str, Any], long_family: Family, tmp_path: Path
 ) -> None:
-    recipe = families[updates].recipe(method, agents, **more)
+    recipe = long_family.recipe(method, agents, **more)
     runs = 1 if threads == 2 else 3  # on fewer cores it is chance how many of sixteen threads hold a chunk at once
     peak = max(merge(recipe, tmp_path, "--threads", str(threads)) for _ in range(runs))
     assert peak <= PROMISED
     assert_near(predicted(recipe, threads), peak, most=1.25 if threads == 2 else 1.5)
 
 
-# --- where inputs are derived, come from a Hub, or are shared by processes ----------------------------------------
+def test_updates_of_few_magnitudes_take_no_more_either(tmp_path: Path) -> None:
+    recipe = Family.written(tmp_path, LONG, every_magnitude=False).recipe("ram")
+    assert_near(predicted(recipe, 2), merge(recipe, tmp_path, "--threads", "2"))
+
+
+# --- where inputs are derived, or come from a Hub -----------------------------------------------------------------
 
 WIDE = replace(LONG, intermediate=6144, vocabulary=512)
 ROOM = 1_000_000  # for inputs on the disk
 LICENSE = b"---\nlicense: apache-2.0\n---\n"
-
-
-@pytest.fixture(scope="module")
-def on_hub(long_family: Family, local_hub: LocalHubProcess) -> list[str]:
-    """The names of a base and five agents."""
-    api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
-    folders = [long_family.folder / name for name in ("base", *(f"agent{k}" for k in range(5)))]
-    return [upload(api, folder, f"ada/memory-{folder.name}") for folder in folders]
 
 
 def adapter(folder: Path, seed: int) -> str:
@@ -169,61 +143,21 @@ def test_inputs_that_are_computed(kind: str, tmp_path: Path) -> None:
     assert_near(predicted(recipe, 2), merge(recipe, tmp_path, "--threads", "2"))
 
 
-@pytest.mark.parametrize(("method", "agents", "threads"), [("ram", 2, 2), ("ties", 5, 2), ("ram", 5, 8)])
-def test_shards_that_are_read_by_ranges(
-    method: str,
-    agents: int,
-    threads: int,
-    on_hub: list[str],
-    local_hub: LocalHubProcess,
-    tmp_path: Path,
+def test_shards_that_are_read_by_ranges_or_fetched(
+    long_family: Family, local_hub: LocalHubProcess, tmp_path: Path
 ) -> None:
-    recipe = recipe_from_dict(recipe_dict(on_hub[0], on_hub[1 : agents + 1], method))
+    api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+    folders = [long_family.folder / name for name in ("base", *(f"agent{k}" for k in range(5)))]
+    base, *agents = [upload(api, folder, f"ada/memory-{folder.name}") for folder in folders]
+    recipe = recipe_from_dict(recipe_dict(base, agents, "ties"))
     plan = prepare(recipe, Hub(local_hub.endpoint, local_hub.tokens["ada"])).plan
-    options, environment = StreamOptions(threads=threads), as_ada(local_hub, tmp_path)
+    options, environment = StreamOptions(threads=2), as_ada(local_hub, tmp_path)
     budget = ["--disk-budget", str((plan.output_bytes + ROOM) / 1e9)]
-    peak = merge(recipe, tmp_path, "--threads", str(threads), *budget, environment=environment)
     said = predict(plan, Machine(2, input_bytes=ROOM), options).memory_bytes
-    assert_near(said, peak)
+    assert_near(said, merge(recipe, tmp_path, "--threads", "2", *budget, environment=environment))
     fetched = predict(plan, Machine(2), options).memory_bytes
     assert said - fetched >= 90_000_000
-    if threads == 2:  # and the same where they are fetched whole
-        assert_near(fetched, merge(recipe, tmp_path, "--threads", "2", environment=environment))
-
-
-def test_blocks_take_no_more_however_many_threads_wait_for_them(on_hub: list[str], local_hub: LocalHubProcess) -> None:
-    recipe = recipe_from_dict(recipe_dict(on_hub[0], on_hub[1:3]))
-    plan = prepare(recipe, Hub(local_hub.endpoint, local_hub.tokens["ada"])).plan
-
-    def ranges(threads: int) -> int:
-        options = StreamOptions(threads=threads)
-        with_ranges = predict(plan, Machine(2, input_bytes=0), options).memory_bytes
-        return with_ranges - predict(plan, Machine(2, input_bytes=plan.download_bytes), options).memory_bytes
-
-    assert ranges(1) == ranges(64) > 0
-
-
-class Two(Ranks):
-    size = 2
-
-
-def test_two_processes(long_family: Family, tmp_path: Path) -> None:
-    """Each takes what a process on its own takes, and torch with what it holds to talk."""
-    path, out = tmp_path / "recipe.yaml", tmp_path / "out"
-    recipe = long_family.recipe("ties", 3)
-    path.write_text(recipe.to_yaml())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, *merging(path, "--out", str(out), "--threads", "2")]
-    with ThreadPoolExecutor(2) as pool:
-        done = [pool.submit(measure, command, {**common, "RANK": str(rank)}) for rank in range(2)]
-        peaks = [future.result().peak_rss_bytes for future in done]
-    plan = prepare(recipe, NOWHERE, Request(allow_local=True)).plan
-    said = predict(plan, replace(Machine.here(plan), cores=2), StreamOptions(threads=2, ranks=Two())).memory_bytes
-    for peak in peaks:
-        assert_near(said, peak)
+    assert_near(fetched, merge(recipe, tmp_path, "--threads", "2", environment=environment))
 
 
 # --- sweeps -------------------------------------------------------------------------------------------------------

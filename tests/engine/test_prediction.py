@@ -7,7 +7,6 @@ from functools import partial
 
 import memory_helpers
 import pytest
-from processes import printed_by
 
 from hubmerge.engine import prediction
 from hubmerge.engine.counting import BLOCK
@@ -32,15 +31,6 @@ NAME = "synthetic:qwen2.5-0.5b"
 planned = partial(memory_helpers.planned, agents=3, base=NAME)
 
 
-def test_building_the_fast_pass_is_part_of_what_is_predicted() -> None:
-    plan, new = planned("ram"), Machine(2, to_build=True)
-    first, second = predict(plan, new), predict(plan, Machine(2))
-    assert first.memory_bytes == second.memory_bytes  # another process builds it
-    assert first.seconds > second.seconds + 2
-    eager = StreamOptions(threads=2, backend="eager")
-    assert predict(plan, new, eager) == predict(plan, Machine(2), eager)
-
-
 def test_memory_does_not_grow_with_the_model_but_with_agents_threads_and_whole_tensors() -> None:
     machine = Machine(2)
 
@@ -56,34 +46,20 @@ def test_memory_does_not_grow_with_the_model_but_with_agents_threads_and_whole_t
     assert memory(planned("ram", agents=8), threads=2) <= 512_000_000
 
 
-@pytest.mark.parametrize("method", ["fisher", "sar"])
-def test_an_agent_whose_sensitivity_is_computed_is_in_memory_and_one_with_a_file_is_not(method: str) -> None:
-    named = planned(method)
+def test_an_agent_whose_sensitivity_is_computed_is_in_memory_and_one_with_a_file_is_not() -> None:
+    named = planned("sar")
     agents = tuple(a.model_copy(update={"sensitivity": None}) for a in named.recipe.agents)
     computed = replace(named, recipe=named.recipe.model_copy(update={"agents": agents}))
     more = predict(computed, Machine(2)).memory_bytes - predict(named, Machine(2)).memory_bytes
-    assert more >= 2 * 4 * computed.elements + prediction._TORCH
+    assert more >= 2 * 4 * computed.elements + prediction._NETWORK
 
 
 def test_a_merge_on_a_device_also_takes_torch_and_what_the_driver_keeps_on_the_host() -> None:
     plan, machine = planned("ram"), Machine(16, device=True)
-    alone = prediction._TORCH_FOR_CUDA + prediction._DEVICE
     without = predict(plan, replace(machine, device=False)).memory_bytes
     assert predict(plan, machine).memory_bytes == without, "which takes no chunks unless it is named"
-    assert predict(plan, machine, StreamOptions(threads=16, device="cuda")).memory_bytes == without + alone
-    assert predict(plan, machine, StreamOptions(threads=16, device="cpu")).memory_bytes == without
-    assert predict(plan, replace(machine, device=False), StreamOptions(device="cuda")).memory_bytes >= alone
-
-
-def test_what_torch_takes_is_what_importing_it_takes_here() -> None:
-    script = (
-        "from pathlib import Path; import numpy\n"
-        "def held(): return 4096 * int(Path('/proc/self/statm').read_text().split()[1])\n"
-        "before = held(); import torch; print(held() - before, torch.version.cuda)"
-    )
-    held, cuda = printed_by(script).split()
-    assert prediction._torch_for_cuda() == (cuda != "None")
-    assert 0.75 <= (prediction._TORCH if cuda == "None" else prediction._TORCH_FOR_CUDA) / int(held) <= 1.25
+    named = StreamOptions(threads=16, device="cuda")
+    assert predict(plan, machine, named).memory_bytes == without + prediction._DEVICE
 
 
 def test_time_is_the_elements_that_are_read_over_cores_and_speed() -> None:
@@ -116,11 +92,11 @@ def taken(shares: Shares) -> int:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("method", ["ram", "ties", "ram_quantile", "dare_ties"])
+@pytest.mark.parametrize("method", ["ram", "dare_ties"])
 def test_no_number_of_threads_or_agents_takes_more_than_there_is(method: str, fast: bool) -> None:
     for agents in (2, 8, 32):
         plan = planned(method, agents=agents)
-        for threads in (1, 2, 3, 7, 16, 64, 1000):
+        for threads in (1, 2, 7, 64, 1000):
             for most in (STREAM_BYTES, LEAST_STREAM_BYTES * 4):
                 shares = shared_out([plan], threads, most, fast=fast)
                 assert taken(shares) <= most, (agents, threads, shares)

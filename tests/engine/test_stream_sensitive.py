@@ -15,7 +15,6 @@ from stream_helpers import NOWHERE, SIZES, bytes_of, plan_of, run, tensors_of, v
 
 from hubmerge.cli.main import main
 from hubmerge.errors import IncompatibleError
-from hubmerge.methods import registry
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
@@ -40,9 +39,7 @@ def write_sensitivities(folder: Path, agents: int = 3) -> tuple[list[dict[str, n
 
 
 @pytest.mark.parametrize("method", ["fisher", "sar"])
-@pytest.mark.parametrize(
-    ("dtype", "weights"), [("BF16", [1, 1, 1]), ("F32", [1, 1]), ("F32", [0.5, 2.0, 1.0]), ("F32", [1, 1, 1.5, 0.5])]
-)
+@pytest.mark.parametrize(("dtype", "weights"), [("BF16", [1, 1]), ("F32", [0.5, 2.0, 1.5, 1.0])])
 def test_merged_bytes_equal_the_reference_for_every_chunk_size(
     tmp_path: Path, method: str, dtype: str, weights: list[float]
 ) -> None:
@@ -64,14 +61,12 @@ def test_merged_bytes_equal_the_reference_for_every_chunk_size(
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-@pytest.mark.parametrize("method", ["fisher", "sar"])
-def test_a_method_that_weighs_is_refused_without_data_for_every_agent(tmp_path: Path, method: str) -> None:
+def test_a_method_that_weighs_is_refused_without_data_for_every_agent(tmp_path: Path) -> None:
     write_family(tmp_path)
     with pytest.raises(IncompatibleError) as caught:
-        plan_of(tmp_path, method)
-    told = f"{registry()[method].title} needs questions with answers for every agent"
+        plan_of(tmp_path, "fisher")
     [problem] = caught.value.problems
-    assert problem.what.startswith(told)
+    assert problem.what.startswith("Fisher merging needs questions with answers for every agent")
     assert all(f"agent{k}" in problem.where for k in range(3))
     assert "columns of questions" in problem.next_step  # as a form names them
 
@@ -83,11 +78,6 @@ def zoo_recipe(path: Path, *of_agents: dict[str, Any]) -> str:
     return str(path)
 
 
-def calibrated(path: Path, prompt: str = "prompt") -> str:
-    columns = {"prompt": prompt, "answer": "answer", "max_pairs": 4}
-    return zoo_recipe(path, *({"calibration": {"data": data, **columns}} for data in PAIRS))
-
-
 def test_a_sensitivity_file_is_used_like_a_computed_one_and_one_of_another_model_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,8 +86,10 @@ def test_a_sensitivity_file_is_used_like_a_computed_one_and_one_of_another_model
         arguments = ["--data", data, "--prompt", "prompt", "--answer", "answer", "--max-pairs", "4"]
         assert main(["sensitivity", str(ZOO / name), *arguments, "--out", own["sensitivity"]]) == 0
     capsys.readouterr()
-    recipes = [calibrated(tmp_path / "computed.yaml"), zoo_recipe(tmp_path / "named.yaml", *files)]
-    for name, recipe in zip(("computed", "named"), recipes, strict=True):
+    columns = {"prompt": "prompt", "answer": "answer", "max_pairs": 4}
+    computed = [{"calibration": {"data": data, **columns}} for data in PAIRS]
+    for name, of_agents in (("computed", computed), ("named", files)):
+        recipe = zoo_recipe(tmp_path / f"{name}.yaml", *of_agents)
         assert main(["merge", recipe, "--out", str(tmp_path / name), "--log-json"]) == 0
         told = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
         assert name == "named" or "sensitivity" in [line.get("stage") for line in told]
@@ -107,11 +99,3 @@ def test_a_sensitivity_file_is_used_like_a_computed_one_and_one_of_another_model
     assert main(["merge", swapped, "--out", str(tmp_path / "swapped")]) == 1
     assert "another model" in capsys.readouterr().err
     assert not list((tmp_path / "swapped").glob("*.safetensors"))
-
-
-def test_calibration_data_without_the_named_columns_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = calibrated(tmp_path / "recipe.yaml", prompt="question")
-    assert main(["merge", recipe, "--out", str(tmp_path / "out")]) == 1
-    assert "question" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from hubmerge.errors import InternalError, RecipeError
 from hubmerge.hub.names import is_hub_id
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe import sweep
-from hubmerge.recipe.sweep import MAX_PROBLEMS, MAX_VARIANTS, load_sweep, sweep_from_dict
+from hubmerge.recipe.sweep import MAX_PROBLEMS, MAX_VARIANTS, sweep_from_dict
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 MODELS = {"base": "org/base", "agents": ["org/a", "org/b"]}
@@ -73,11 +73,6 @@ def test_a_wrong_sweep_says_what_is_wrong(entries: list, word: str) -> None:
         sweep_from_dict({**MODELS, "sweep": entries})
 
 
-def test_keys_of_several_kinds_are_named() -> None:
-    with pytest.raises(RecipeError, match="got 1, x"):
-        sweep_from_dict({**MODELS, "sweep": [{"method": "ram"}], 1: 2, "x": 3})
-
-
 def test_problems_of_all_variants_and_entries_are_listed_together() -> None:
     entries = [
         "ram",
@@ -87,13 +82,6 @@ def test_problems_of_all_variants_and_entries_are_listed_together() -> None:
     with pytest.raises(RecipeError) as caught:
         sweep_from_dict({**MODELS, "sweep": entries})
     assert len(caught.value.problems) == 4
-
-
-def test_a_sweep_that_is_no_yaml_is_told_so_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.yaml"
-    path.write_text("sweep:\n\t- method: ram\n")
-    with pytest.raises(RecipeError, match=r"a tab, where YAML wants spaces \(line 2"):
-        load_sweep(path)
 
 
 def test_a_slip_that_every_variant_repeats_is_listed_no_longer_than_people_read(
@@ -112,19 +100,11 @@ def test_a_slip_that_every_variant_repeats_is_listed_no_longer_than_people_read(
     assert read.call_count == 1, "a variant that tells no more is not read"
 
 
-class CountingReader(TensorReader):
-    calls = 0
-
-    def _fill(self, *arguments: object) -> None:  # type: ignore[override]
-        CountingReader.calls += 1
-        super()._fill(*arguments)  # type: ignore[arg-type]
-
-
 def run_variants(plans: list[Plan], out: Path, *, observer: Observer | None = None) -> list[MergeResult]:
     folders = [out / str(number) for number in range(len(plans))]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
-    with CountingReader(plans[0].models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
+    with TensorReader(plans[0].models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
         variants = [Variant(p, Journal.open(f, p), f) for p, f in zip(plans, folders, strict=True)]
         return merge_variants(variants, reader, StreamOptions(4096, 2), observer or Unobserved())
 
@@ -144,18 +124,17 @@ def test_every_variant_has_the_bytes_and_statistics_of_a_merge_of_its_own(tmp_pa
     assert_each_is_as_alone(plans, run_variants(plans, tmp_path / "sweep"), tmp_path / "sweep")
 
 
-def test_inputs_are_read_once_for_all_variants(tmp_path: Path) -> None:
+def test_inputs_are_read_once_for_all_variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_family(tmp_path)
-    one = [plan_of(tmp_path, "ram")]
-    CountingReader.calls = 0
-    run_variants(one, tmp_path / "one")
-    single = CountingReader.calls
-    CountingReader.calls = 0
-    run_variants([plan_of(tmp_path, m) for m in ("ram", "linear", "task_arithmetic", "dare_linear")], tmp_path / "four")
-    assert CountingReader.calls == single > 0
+    filled = Mock(side_effect=TensorReader._fill, autospec=True)
+    monkeypatch.setattr(TensorReader, "_fill", lambda *arguments: filled(*arguments))
+    run_variants([plan_of(tmp_path, "ram")], tmp_path / "one")
+    once = filled.call_count
+    run_variants([plan_of(tmp_path, method) for method in ("ram", "linear", "dare_linear")], tmp_path / "three")
+    assert filled.call_count == 2 * once > 0
 
 
-@pytest.mark.parametrize("stop_at", [3, 12, 18])
+@pytest.mark.parametrize("stop_at", [3, 18])  # while it is probed, and while it is merged
 def test_a_sweep_broken_off_resumes_to_the_same_bytes(tmp_path: Path, stop_at: int) -> None:
     write_family(tmp_path)
     plans = [plan_of(tmp_path, m, max_shard_bytes=12_000) for m in ("ram_plus", "linear")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -61,11 +60,7 @@ def merged(plan: Plan, out: Path, observer: Watching | None = None) -> tuple[Mer
     return run(plan, out, observer=observer, backend="eager", bursts=True), observer.messages
 
 
-@pytest.mark.parametrize(
-    ("method", "parameters"),
-    [("ram_plus", {}), ("ram_plus", {"scope": "tensor"}), ("ties", {}), ("ties", {"trim_scope": "tensor"})],
-    ids=str,
-)
+@pytest.mark.parametrize(("method", "parameters"), [("ram_plus", {}), ("ties", {"trim_scope": "tensor"})], ids=str)
 def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(
     tmp_path: Path, method: str, parameters: dict[str, str]
 ) -> None:
@@ -208,7 +203,7 @@ def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch:
     assert "merges run on the CPU" in told[0]
 
 
-@pytest.mark.parametrize("granted", ["device", "quota", "none"])
+@pytest.mark.parametrize("granted", ["device", "quota"])
 def test_the_platforms_own_package_runs_the_bursts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granted: str
 ) -> None:
@@ -227,11 +222,9 @@ def test_the_platforms_own_package_runs_the_bursts(
         assert calls == ["/schedule", "/allow", "/release"] + ["/schedule", "/release"] * (told["shards"] - 1)
         assert all(asked["durationSeconds"] == "15" for path, asked in told["asked"] if path == "/schedule")
     else:
-        assert len(told["warnings"]) == 1
-        refused = granted == "quota"
-        assert calls == (["/schedule"] if refused else ["/schedule", "/allow", "/release"])
-        reason = "GPU limit" if refused else "AssertionError|RuntimeError"  # the package's own, or what torch raised
-        assert re.search(reason, told["warnings"][0])
+        [warning] = told["warnings"]
+        assert "GPU limit" in warning
+        assert calls == ["/schedule"]
 
 
 # --- from and to the embedded Hub, within the disk budget --------------------------------------------------------
@@ -246,12 +239,10 @@ def needed_bytes(plan: Plan) -> list[int]:
     return found
 
 
-def published_in_bursts(
-    line: Line, monkeypatch: pytest.MonkeyPatch, inputs: int | None
-) -> tuple[dict[str, Any], list[str]]:
+def published_in_bursts(line: Line, monkeypatch: pytest.MonkeyPatch, inputs: int) -> tuple[dict[str, Any], list[str]]:
     """The environment that the card tells, and the warnings. `inputs`: the part of the disk budget for inputs."""
     prepared = line.prepare()
-    budget = None if inputs is None else output_need(prepared.plan, uploaded=True) + inputs
+    budget = output_need(prepared.plan, uploaded=True) + inputs
     told: list[str] = []
     monkeypatch.setattr(line_module, "render_figures", lambda report: {})
     monkeypatch.setattr(line.watcher, "warning", told.append)
@@ -261,11 +252,9 @@ def published_in_bursts(
     return dict(line.report()["environment"]), told
 
 
-@pytest.mark.parametrize("method", ["ram_plus", "ram"])
 def test_inputs_are_held_within_the_budget_while_a_burst_reads_them(
-    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, method: str
+    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.recipe = {**line.recipe, "method": method}
     plan = line.prepare().plan
     budget = max(needed_bytes(plan))
     assert budget < plan.download_bytes  # not all of them
@@ -274,8 +263,7 @@ def test_inputs_are_held_within_the_budget_while_a_burst_reads_them(
     assert environment["bursts"] == len(spaces.notes("call")) == len(plan.shards) > 1
     assert environment["fetch"]["high_water_bytes"] <= budget
     assert environment["fetch"]["ranged_shards"] == 0
-    if method == "ram_plus":
-        assert line.published() == undisturbed
+    assert line.published() == undisturbed
 
 
 def test_a_shard_whose_inputs_exceed_the_budget_is_merged_on_the_cpu_and_the_others_are_not(
@@ -291,26 +279,17 @@ def test_a_shard_whose_inputs_exceed_the_budget_is_merged_on_the_cpu_and_the_oth
     assert line.published() == undisturbed
 
 
-def test_a_budget_for_ranges_only_asks_for_no_gpu(
-    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment, warnings = published_in_bursts(line, monkeypatch, 0)
-    assert len(warnings) == 1
-    assert (spaces.notes("call"), "bursts" in environment) == ([], False)
-    assert line.published() == undisturbed
-
-
 # --- the app's own line, in its process ---------------------------------------------------------------------
 
 
 @contextmanager
-def child_of(line: Line, target: str, **environment: str) -> Iterator[ChildProcess]:
+def child_of(line: Line, **environment: str) -> Iterator[ChildProcess]:
     """The child process that the worker would start for this merge."""
     spec = JobSpec(
         user="ada",
-        payload={"recipe": line.recipe, "target": target, "private": False, "license": "mit"},
+        payload={"recipe": line.recipe, "target": line.target, "private": False, "license": "mit"},
         token=line.process.tokens["ada"],
-        workdir=line.folder / target.replace("/", "-"),
+        workdir=line.folder / "job",
         shared=line.folder / "shared",
         endpoint=line.process.endpoint,
     )
@@ -335,24 +314,17 @@ def ended(child: ChildProcess) -> list[SpokenLine]:
 
 def test_a_job_of_the_app_on_zerogpu_multiplies_its_matrices_there(line: Line) -> None:
     line.recipe |= WUDI
-    with child_of(line, line.target, SPACES_ZERO_GPU="") as child:
-        lines = ended(child)
-    assert any(isinstance(line, Result) for line in lines)
-    wanted = line.published()
-    assert spaces.notes("call") == []
-    line.target += "-lent"
-    with child_of(line, line.target) as child:
+    with child_of(line) as child:
         lines = ended(child)
     assert any(isinstance(line, Result) for line in lines)
     assert not [line for line in lines if isinstance(line, Notice) and "GPU" in line.message]
     assert len(spaces.notes("call")) == len(spaces.notes("worker")) == 1
     assert line.report()["environment"]["bursts"] == 1
-    assert line.published().keys() == wanted.keys()
 
 
 def test_cancelling_a_job_ends_its_burst(line: Line) -> None:
     line.recipe |= WUDI
-    with child_of(line, line.target, FAKE_SPACES="hang") as child:
+    with child_of(line, FAKE_SPACES="hang") as child:
         until(lambda: spaces.notes("middle") or (child.lines(0.05) and child.has_ended()))
         assert not child.has_ended()
         child.terminate()

@@ -69,7 +69,7 @@ GROUPS = {
     ),
     "journal": Group(
         ("hubmerge/engine/journal.py", "hubmerge/engine/sink.py"),
-        ("tests/engine/test_journal.py", "tests/engine/test_fault_journal.py", "tests/merge/test_fault_folders.py"),
+        ("tests/engine/test_journal.py", "tests/merge/test_fault_folders.py"),
     ),
     "publish": Group(
         ("hubmerge/output/publish.py", "hubmerge/hub/writing.py", "hubmerge/output/finished.py"),
