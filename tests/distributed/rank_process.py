@@ -23,7 +23,6 @@ from hubmerge import line
 from hubmerge.cli import main as cli
 from hubmerge.engine import journal, stream
 from hubmerge.errors import HubUnavailableError
-from hubmerge.machine import resources
 from hubmerge.output import upload
 
 
@@ -76,8 +75,6 @@ def _note(notes: Path) -> None:
 def main(order: dict[str, Any]) -> int:
     line.make_plan = partial(line.make_plan, max_shard_bytes=order["shard_bytes"])  # type: ignore[assignment]
     line.render_figures = lambda report: {}  # most of the time, and not the topic
-    if os.environ.get("PRETEND_A_DEVICE"):
-        resources.device_there = lambda nodes=None: True
     if order["notes"]:
         _note(Path(order["notes"]))
     trouble = order["trouble"]

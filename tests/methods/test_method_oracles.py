@@ -143,7 +143,6 @@ def test_parameters_out_of_range_or_unknown_are_refused_by_name(name: str):
     ("name", "values", "of_agent", "said"),
     [
         ("ram", {"epsilon": [0.0, 1e-4]}, False, "with ram the weights can differ$"),
-        ("ties", {"density": [0.1, 0.2]}, False, "weights and lambda can differ, density too with trim_scope: tensor$"),
         ("dare_ties", {"p": [0.1, 0.2]}, False, "lambda can differ, density and p too with trim_scope: tensor$"),
         ("ram", {"epsilon": 0.1}, True, "one for all agents; with ram agents have no parameters of their own$"),
         ("ties", {"lambda": 0.5}, True, "of the parameters of ties an agent can have its own density$"),

@@ -99,7 +99,7 @@ KINDS = ["normal", "cauchy", "log-normal", "uniform", "one bin", "ends of a bin"
          "near subnormal", "huge", "equal", "one alone"]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), n=st.sampled_from([1, 2, 3, 50, 101, 3000, BLOCK + 1]))
 def test_no_estimate_is_further_off_than_its_error(kind: str, seed: int, n: int) -> None:
     delta = distribution(kind, np.random.default_rng(seed), n)
@@ -107,7 +107,7 @@ def test_no_estimate_is_further_off_than_its_error(kind: str, seed: int, n: int)
         assert within(estimate, true)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), n=st.sampled_from([1, 2, 50, 3000]))
 def test_the_errors_keep_the_bounds_that_the_module_states(kind: str, seed: int, n: int) -> None:
     delta = distribution(kind, np.random.default_rng(seed), n)
@@ -126,17 +126,8 @@ def test_the_errors_keep_the_bounds_that_the_module_states(kind: str, seed: int,
         assert estimate.error <= bound + ROUNDING
 
 
-def test_the_worst_bin_comes_close_to_the_stated_bound() -> None:
-    """Half of the elements at each end of the widest bin, relative to its values."""
-    delta = np.repeat(np.array([1.0, 1 + LAST * 2.0**-23], dtype=np.float32), 1000)
-    gini = tally_of(delta).magnitudes(0).gini()
-    assert 0.95 * MAX_ERROR < gini.error <= MAX_ERROR
-    assert gini.value + gini.error == pytest.approx(naive_gini(delta), abs=ROUNDING)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_updates_of_a_few_bf16_ulps_are_measured_without_error(seed: int) -> None:
-    delta = distribution("bf16 ulps", np.random.default_rng(seed), 20_000)
+def test_updates_of_a_few_bf16_ulps_are_measured_without_error() -> None:
+    delta = distribution("bf16 ulps", np.random.default_rng(0), 20_000)
     for estimate, true in estimates(tally_of(delta), delta):
         assert estimate.error == 0
         assert estimate.value == pytest.approx(true, rel=1e-12)
@@ -170,7 +161,7 @@ def test_a_hundredth_that_no_float32_holds_is_not_rounded_to_one() -> None:
         assert l0_sparsity(tally_of(np.array([maximum, limit]))) == Approximation(int(counts) / 2, 0.0)
 
 
-@pytest.mark.parametrize("n", [0, 1, 5000])
+@pytest.mark.parametrize("n", [0, 5000])
 def test_an_agent_that_changed_nothing_has_no_order_statistics(n: int) -> None:
     (agent,) = summarize(tally_of(np.zeros(n, dtype=np.float32)), ["a"])["agents"]
     assert agent["sparsity"] == 1
@@ -180,7 +171,7 @@ def test_an_agent_that_changed_nothing_has_no_order_statistics(n: int) -> None:
     assert agent["kurtosis"] is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), n=st.integers(2, 5000), shift=st.sampled_from([0, 0.5, 3])
 )
@@ -205,7 +196,7 @@ def test_a_spread_that_raw_moments_cannot_resolve_gives_no_kurtosis() -> None:
     assert tally_of(nearly).kurtosis(0) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     n=st.sampled_from([1, 63, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7, 4 * BLOCK + 65]),
@@ -238,19 +229,6 @@ def test_the_mass_of_the_bins_is_the_l1_norm() -> None:
         delta = distribution(kind, np.random.default_rng(5), 10_000)
         mass = histogram_of([delta]).of(0, len(delta)).mass.sum()
         assert float(mass) == pytest.approx(math.fsum(np.abs(delta.astype(np.float64))), rel=1e-13)
-
-
-def test_a_histogram_survives_json_and_stays_small() -> None:
-    rng = np.random.default_rng(6)
-    deltas = [distribution(kind, rng, 50_000) for kind in ("bf16 ulps", "normal")]
-    histogram = histogram_of(deltas)
-    text = json.dumps(histogram.to_json())
-    again = Histogram.from_json(json.loads(text))
-    assert again.to_json() == histogram.to_json()
-    assert again.keys.dtype == again.counts.dtype == again.offsets.dtype == np.int64
-    assert len(json.dumps(histogram_of(deltas[:1]).to_json())) < 2000
-    nothing = Histogram.sum_of(()).to_json()
-    assert nothing == Histogram.from_json(nothing).to_json()
 
 
 def test_the_fast_pass_does_not_overflow_in_a_long_chunk() -> None:
