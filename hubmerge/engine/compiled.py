@@ -8,7 +8,6 @@ there can write what is run.
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -89,18 +88,15 @@ def _path(folder: Path, compiler: Sequence[str]) -> Path:
 
 
 def _kept(compiler: Sequence[str]) -> Library:
-    """The library from the user's cache, where one process builds it while the others wait."""
+    """The library, built into the user's cache."""
     folder = user_cache()
     if folder is not None:
         with suppress(OSError):
             path = _path(folder, compiler)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path.with_suffix(".lock"), "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                with suppress(OSError, AttributeError):
-                    return Library(path)
-                build(compiler, path)
+            with suppress(OSError, AttributeError):
                 return Library(path)
+            build(compiler, path)
+            return Library(path)
     with tempfile.TemporaryDirectory() as own:  # nothing can be kept: an open library needs no file
         path = Path(own, "pass.so")
         build(compiler, path)

@@ -215,8 +215,7 @@ class Journal:
             case "shard":
                 self.shards[line["filename"]] = FinishedShard.from_json(line)
             case "uploaded":
-                if self._uploads:
-                    self.uploaded.add(line["filename"])
+                self.uploaded.add(line["filename"])
             case "lost":
                 self.uploaded.discard(line["filename"])
                 self.shards.pop(line["filename"], None)

@@ -3,7 +3,7 @@
     python tests/distributed/rank_process.py ORDER
 
 ORDER: {"runs": [[ARGV…], …], "ports": […], "shard_bytes": N, "notes": FOLDER, "trouble": {…}}. A rank notes what it
-does in its file below FOLDER: "merged NAME", "uploaded NAME", "lying COUNT".
+does in its file below FOLDER: "merged NAME", "uploaded NAME".
 trouble: {"rank": R, "kind": "die at shard" | "die at upload" | "no upload", "times": N}
 """
 
@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -43,33 +42,21 @@ def _so_often(times: int, call: Callable[..., Any], dies: bool) -> Callable[...,
 
 
 def _note(notes: Path) -> None:
-    """Also makes uploads as slow as they may be: until nothing goes on without them."""
     notes.mkdir(parents=True, exist_ok=True)
     file = open(notes / os.environ["RANK"], "a", encoding="utf-8", buffering=1)  # noqa: SIM115
-    write_shard, upload_one, drain = stream.write_shard, upload.ShardUploader._upload, upload.ShardUploader.drain
-    draining = False
+    write_shard, upload_one = stream.write_shard, upload.ShardUploader._upload
 
     def write(*arguments: Any) -> Any:
         written = write_shard(*arguments)
         file.writelines(f"merged {shard.filename}\n" for shard in written)
         return written
 
-    def slow(self: upload.ShardUploader, shard: Any) -> None:
-        while len(self._pending) < 2 and not draining:
-            time.sleep(0.001)
-        file.write(f"lying {len([*self.folder.glob('*.safetensors')])}\n")
+    def note_upload(self: upload.ShardUploader, shard: Any) -> None:
         upload_one(self, shard)
         file.write(f"uploaded {shard.filename}\n")
 
-    def drain_on(self: upload.ShardUploader) -> None:
-        nonlocal draining
-        draining = True
-        drain(self)
-        draining = False
-
     stream.write_shard = write
-    upload.ShardUploader._upload = slow  # type: ignore[method-assign]
-    upload.ShardUploader.drain = drain_on  # type: ignore[method-assign]
+    upload.ShardUploader._upload = note_upload  # type: ignore[method-assign]
 
 
 def main(order: dict[str, Any]) -> int:

@@ -39,18 +39,15 @@ SHORT = small_shape(layers=1, hidden=64, intermediate=128, key_value=16, vocabul
 class Family:
     """A base and AGENTS agents with their sensitivities.
 
-    Their updates are of few magnitudes, as trainings make them, or of every magnitude there is, so that they are
-    counted in every bin: the most that counting takes.
+    Their updates are of every magnitude there is, so that they are counted in every bin: the most that counting takes.
     """
 
     folder: Path
     shape: DecoderShape
 
     @classmethod
-    def written(cls, folder: Path, shape: DecoderShape, *, every_magnitude: bool = True) -> Family:
+    def written(cls, folder: Path, shape: DecoderShape) -> Family:
         write_family(shape, folder, tuple(0.1 * (k + 1) for k in range(AGENTS)))
-        if not every_magnitude:
-            return cls(folder, shape)
         half = np.random.default_rng(0).random(sum(prod(dims) for _, dims in shape.tensors())) < 0.5
         for k, name in enumerate(("base", *(f"agent{k}" for k in range(AGENTS)))):
             _of_every_magnitude(folder / name / "model.safetensors", half, seed=k)

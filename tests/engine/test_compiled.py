@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from processes import printed_by
 
 from hubmerge.engine import build, compiled, fast
 from hubmerge.engine.compiled import Library
@@ -52,20 +50,6 @@ def test_it_is_built_once_and_kept(bare: Path, compiler: tuple[str, ...], monkey
     compiled.loaded.cache_clear()
     monkeypatch.setattr(compiled, "build", lambda *_: pytest.fail("built again"))
     assert isinstance(compiled.library(), Library)
-
-
-def test_processes_that_need_it_at_once_build_it_once(tmp_path: Path, compiler: tuple[str, ...]) -> None:
-    code = (
-        "from pathlib import Path\n"
-        "from hubmerge.engine import build, compiled\n"
-        f"build._FLAGS, build.MACHINES, compiled._places = {build._FLAGS}, {build.MACHINES}, list\n"
-        "once = compiled.build\n"
-        "compiled.build = lambda *given: (print('built', flush=True), once(*given))\n"
-        "compiled.library()\n"
-    )
-    with ThreadPoolExecutor(3) as pool:
-        running = [pool.submit(printed_by, code, XDG_CACHE_HOME=str(tmp_path)) for _ in range(3)]
-        assert "".join(one.result() for one in running) == "built\n"
 
 
 def test_a_broken_file_is_built_anew(bare: Path, compiler: tuple[str, ...]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,13 +22,11 @@ from hubmerge.engine.counting import (
     folded,
     result_counts,
 )
-from hubmerge.engine.definition import ChunkInputs, probe_chunk
 from hubmerge.statistics.statistics import (
     SCHEMA,
     ResultTally,
     Statistics,
     zero_result,
-    zero_tally,
 )
 from hubmerge.statistics.summary import summarize
 
@@ -199,30 +195,3 @@ def test_blocks_are_added_one_after_the_other(quantities: int, blocks: int) -> N
     assert added_in_order(start, sums).tolist() == wanted
     turned = np.ascontiguousarray(sums.T).T  # however the blocks lie in memory
     assert added_in_order(start, turned).tolist() == wanted
-
-
-def counted_chunks(count: int) -> list[tuple[Counted[Any], Counted[Any]]]:
-    """Inputs and results of chunks of any length, whose updates fill other bins."""
-    made = []
-    for seed in range(count):
-        base, agents = random_inputs(seed, 1 + seed * 999)
-        deltas = [(agent - base) * np.float32(10.0 ** (seed % 12 - 9)) for agent in agents]
-        chunk = ChunkInputs((base, *(base + delta for delta in deltas)), ("F32",) * 4, 0)
-        made.append((probe_chunk(chunk, 1e-5), counted_result(base, deltas, deltas[0], base + deltas[0])))
-    return made
-
-
-def plain(tally: Any) -> str:
-    return json.dumps(tally.to_json())
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 20])
-def test_folding_adds_counts_and_sums_one_chunk_after_the_other(count: int) -> None:
-    made = counted_chunks(count)
-    kept = [(plain(i.tally), plain(r.tally)) for i, r in made]
-    for zero, chunks in ((zero_tally(3), [i for i, _ in made]), (zero_result(3), [r for _, r in made])):
-        wanted, sums = zero, zero.sums
-        for chunk in chunks:
-            wanted, sums = wanted + chunk.tally, added_in_order(sums, chunk.sums)
-        assert plain(folded(zero, chunks)) == plain(wanted.with_sums(sums))
-    assert [(plain(i.tally), plain(r.tally)) for i, r in made] == kept, "what was added is not changed"

@@ -16,26 +16,22 @@ import numpy as np
 import pytest
 import torch
 from device_helpers import CPU, engine_here, pretend_a_device
-from stream_helpers import NOWHERE, Watching, bytes_of, family_plan, plan_of, run, tallies, tensors_of, write_family
+from stream_helpers import Watching, bytes_of, family_plan, plan_of, run, tallies, tensors_of, write_family
 from test_fast import chunk_of, rule_of
 
-from hubmerge.cli import main as cli
-from hubmerge.cli.options import stream_options
-from hubmerge.engine import definition, device, lanes, shard_work, stream, threads
+from hubmerge.engine import definition, device, lanes
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.device import open_engine
 from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.memory import DEVICE_LANES, HOST_THREADS, device_bytes, device_shares
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
-from hubmerge.engine.stream import MergeResult, probe
+from hubmerge.engine.stream import MergeResult
 from hubmerge.errors import MemoryLimitError
 from hubmerge.machine import resources
 from hubmerge.machine.resources import device_there
 from hubmerge.methods.wudi import Wudi
 from hubmerge.numerics.counter_rng import make_key
 from hubmerge.plan.plan import Plan
-from hubmerge.settings import Settings
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
 MEMORY = 80_000_000_000
@@ -116,33 +112,22 @@ class Second(Ranks):
     local_rank = 5  # of two devices, the second
 
 
-@pytest.mark.parametrize(("ranks", "index"), [(Ranks(), 0), (Second(), 1)], ids=["alone", "second"])
-def test_a_merge_opens_the_device_of_its_local_rank_and_touches_no_other(
-    plan: Plan, tmp_path: Path, cuda: FakeCuda, ranks: Ranks, index: int
+@pytest.mark.parametrize(
+    ("ranks", "index", "memory"), [(Ranks(), 0, 0), (Second(), 1, 8_000_000_000)], ids=["alone", "second"]
+)
+def test_a_merge_opens_the_device_of_its_local_rank_with_its_limit_and_touches_no_other(
+    plan: Plan, tmp_path: Path, cuda: FakeCuda, ranks: Ranks, index: int, memory: int
 ) -> None:
-    found, warnings = merged(plan, tmp_path / "device", ranks=ranks)
+    found, warnings = merged(plan, tmp_path / "device", ranks=ranks, device_memory_bytes=memory)
     assert warnings == []
     assert found.device["device"] == "Fake H"
     assert found.device["peak_device_bytes"] == 1_000_000
-    share = DEVICE_BYTES / MEMORY
+    share = (memory or DEVICE_BYTES) / MEMORY
     assert cuda.of("set_per_process_memory_fraction") == [[share, index], [1.0, index]]
     assert cuda.of("Lane") == [[index]] * DEVICE_LANES
     for name in ("get_device_properties", "reset_peak_memory_stats", "max_memory_reserved"):
         assert cuda.of(name) == [[index]]
     assert len(cuda.of("empty_cache")) == 1
-
-
-def test_the_limit_is_what_the_options_say_and_a_driver_that_fails_in_the_end_costs_nothing(
-    plan: Plan, tmp_path: Path, cuda: FakeCuda
-) -> None:
-    cuda.raises["empty_cache"] = AssertionError("driver")
-    assert merged(plan, tmp_path / "device", device_memory_bytes=8_000_000_000)[1] == []
-    assert cuda.of("set_per_process_memory_fraction")[0] == [0.1, 0]
-
-
-def test_the_command_line_sets_the_limit() -> None:
-    arguments = cli._parser().parse_args(["probe", "file.yaml", "--device-memory", "0.5"])
-    assert stream_options(arguments, Settings()).device_memory_bytes == 500_000_000
 
 
 @pytest.mark.parametrize(
@@ -267,35 +252,13 @@ def test_a_mistake_of_ours_is_not_taken_for_a_failing_device() -> None:
 # --- failing -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def many_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of a machine with 16 cores; gives how many threads were asked for, in turn."""
-    monkeypatch.setattr(resources, "cores", lambda: 16)
-    asked: list[int] = []
-    real = threads.in_order
-
-    def counting(items: Any, work: Any, workers: int, abandon: Any) -> Any:
-        asked.append(workers)
-        return real(items, work, workers, abandon)
-
-    for module in (shard_work, stream):
-        monkeypatch.setattr(module, "in_order", counting)
-    return asked
-
-
 @pytest.mark.parametrize(
     ("error", "method", "good"),  # chunks before the device fails; the first is the trial
     [(OUT_OF_MEMORY, "ram", 1), (RuntimeError("CUDA error: device-side assert triggered"), "ram_plus", 4)],
     ids=str,
 )
-def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_all_cores_work_on_what_follows(
-    tmp_path: Path,
-    here: None,
-    monkeypatch: pytest.MonkeyPatch,
-    many_cores: list[int],
-    error: RuntimeError,
-    method: str,
-    good: int,
+def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning(
+    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, error: RuntimeError, method: str, good: int
 ) -> None:
     plan = family_plan(tmp_path, method, max_shard_bytes=12_000)
     calls = []
@@ -313,30 +276,6 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_all_cores_w
     assert "CUDA" in warning
     assert found.device["device_failed"].startswith("CUDA")
     assert good < len(calls) <= good + HOST_THREADS  # what was in flight, and nothing after it
-    of_the_device = many_cores[: len(plan.shards) + (method == "ram_plus")]
-    assert of_the_device == sorted(of_the_device)
-    assert set(of_the_device) == {HOST_THREADS, 16}
-
-
-def test_a_probe_whose_device_fails_counts_the_rest_on_the_cpu(
-    plan: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
-        options, watching = StreamOptions(BLOCK, 2, backend="eager"), Watching()
-        wanted = probe(plan, reader, options, watching)
-        monkeypatch.setattr(lanes, "count_on_device", out_of_memory)
-        found = probe(plan, reader, replace(options, device="cuda"), watching)
-    assert found.total.to_json() == wanted.total.to_json()
-    assert len(watching.messages) == 1
-
-
-def test_thresholds_are_found_by_all_cores_beside_a_device_that_works(
-    tmp_path: Path, here: None, many_cores: list[int]
-) -> None:
-    run(family_plan(tmp_path, "ties"), tmp_path / "out", threads=0, device="cuda")
-    selecting, merging = many_cores[:-1], many_cores[-1]
-    assert set(selecting) == {16}
-    assert merging == HOST_THREADS
 
 
 # --- auto --------------------------------------------------------------------------------------------------------

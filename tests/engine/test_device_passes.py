@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -14,14 +12,12 @@ from device_helpers import CPU, CUDA, DEVICES, ON_GPU, compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fast import DTYPES, chunk_of, rule_of
-from torch.profiler import ProfilerActivity, profile
 
 from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.definition import ChunkInputs
 from hubmerge.engine.device import Engine
 from hubmerge.engine.lanes import Lane
-from hubmerge.engine.memory import device_bytes
 from hubmerge.engine.options import DEVICE_BYTES
 from hubmerge.methods import registry
 from hubmerge.methods.base import Each, Scope, one_by_one
@@ -64,20 +60,6 @@ def test_every_method_gives_the_bits_of_the_definition(
 def test_any_number_of_agents_is_counted(engine: Engine, agents: int) -> None:
     chunk = chunk_of("ram_plus", agents, BLOCK + 1)
     compare(engine, chunk, rule_of("ram_plus", chunk, "stochastic"), "BF16")
-
-
-@pytest.mark.parametrize(("method", "agents"), [("dare_ties", 2), ("sar", 20)])  # with most beside the inputs
-def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(method: str, agents: int) -> None:
-    """By torch's own account of what is taken and given back, on the CPU."""
-    n = 8 * BLOCK
-    chunk = chunk_of(method, agents, n, "F32")
-    rule, lane = rule_of(method, chunk, "stochastic"), Lane(CPU)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
-        lane.merge(chunk, rule, "F16", make_key(0, "x"), with_inputs=True)
-    events = seen.profiler.kineto_results.events()
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    most = max(accumulate(size for _, size in changes))
-    assert n * device_bytes(agents) // 2 < most <= n * device_bytes(agents)
 
 
 def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:
@@ -144,31 +126,3 @@ def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
         lane.merge(chunk_of("linear", 2, n), rule, "BF16", make_key(0, "x"), with_inputs=True)
         places.add((lane._in.buffer.data_ptr(), lane._out.buffer.data_ptr(), id(lane.there(rule))))
     assert len(places) == 1
-
-
-def test_a_lane_with_a_stream_works_on_what_was_copied_to_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[object] = []
-
-    @contextmanager
-    def entered(what: object) -> Iterator[None]:
-        events.append(what)
-        yield
-        events.append("end")
-
-    monkeypatch.setattr(torch.cuda, "device", entered)
-    monkeypatch.setattr(torch.cuda, "stream", entered)
-    lane = Lane(CPU)
-    lane._stream = object()  # type: ignore[assignment]
-    chunk = chunk_of("linear", 2, BLOCK + 1, "mixed")
-    rule, key = rule_of("linear", chunk, "nearest"), make_key(0, "x")
-
-    def work(inputs: definition.ChunkInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        begin, size = lane._on_device.buffer.data_ptr(), lane._on_device.buffer.numel()
-        assert all(begin <= s.data_ptr() < begin + size for s in inputs.raws)  # the device's buffer, not the host's
-        lane._in.buffer.zero_()  # the host's may be filled again
-        return definition.merge(inputs, lane.there(rule), "BF16", key, with_inputs=False)
-
-    raw, _ = lane.run(chunk, work)
-    wanted = definition.merge_chunk(chunk, rule, "BF16", key, with_inputs=False)
-    assert raw.tobytes() == wanted.raw.tobytes()
-    assert events == [CPU, lane._stream, "end", "end"]  # its own device first

@@ -110,7 +110,6 @@ def test_tallies_take_several_short_lines_that_count_once_all_are_there(
     path = journal_of(tmp_path / "out")
     lines = path.read_bytes().splitlines(keepends=True)
     assert len(lines) == 2 + -(-len(tallies) // 3)
-    assert opened(tmp_path, plan).statistics is not None
     path.write_bytes(b"".join(lines[:-1]))
     again = opened(tmp_path, plan)
     assert again.statistics is None
@@ -226,20 +225,6 @@ def test_a_damaged_manifest_is_named_with_what_to_do(tmp_path: Path, text: str) 
     (tmp_path / "hubmerge.json").write_text(text)
     with pytest.raises(RecipeError, match=r"damaged.*new folder"):
         load_report(tmp_path)
-
-
-def test_a_shard_that_was_uploaded_and_deleted_is_made_again_where_a_folder_is_wanted(
-    tmp_path: Path, plan: Plan
-) -> None:
-    journal = opened(tmp_path, plan, uploads=True)
-    shard = finished(tmp_path, plan, 0)
-    journal.add_shard(shard)
-    journal.add_uploaded(shard.filename)
-    (tmp_path / "out" / shard.filename).unlink()
-    assert opened(tmp_path, plan, uploads=True).shards == {shard.filename: shard}
-    as_folder = opened(tmp_path, plan)
-    assert not as_folder.shards
-    assert not as_folder.uploaded
 
 
 def test_reading_finished_shards_again_is_broken_off_within_a_block(

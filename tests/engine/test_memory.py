@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import read_model, recipe_dict, write_shard
+from builders import recipe_dict
 from huggingface_hub import HfApi
 from line import upload
 from memory_helpers import (
@@ -28,7 +28,7 @@ from memory_helpers import (
     predicted,
 )
 from processes import as_ada, printed_by
-from source_helpers import FP8_CONFIG, lora, pair, to_fp8, write_adapter
+from source_helpers import lora, pair, write_adapter
 
 from benchmarks.metering import measure
 from benchmarks.synthetic import write_family
@@ -101,11 +101,6 @@ def test_no_merge_takes_more_nor_much_less_than_was_predicted(
     assert_near(predicted(recipe, threads), peak, most=1.25 if threads == 2 else 1.5)
 
 
-def test_updates_of_few_magnitudes_take_no_more_either(tmp_path: Path) -> None:
-    recipe = Family.written(tmp_path, LONG, every_magnitude=False).recipe("ram")
-    assert_near(predicted(recipe, 2), merge(recipe, tmp_path, "--threads", "2"))
-
-
 # --- where inputs are derived, or come from a Hub -----------------------------------------------------------------
 
 WIDE = replace(LONG, intermediate=6144, vocabulary=512)
@@ -120,26 +115,10 @@ def adapter(folder: Path, seed: int) -> str:
     return str(write_adapter(folder, tensors, files={"README.md": LICENSE}))
 
 
-def fp8_model(folder: Path, source: Path, rows: int) -> str:
-    """In blocks of so many rows, so that no two are equal."""
-    folder.mkdir()
-    write_shard(folder / "model.safetensors", to_fp8(read_model(source), block=(rows, 128)))
-    config = json.loads((source / "config.json").read_text())
-    fp8 = FP8_CONFIG | {"weight_block_size": [rows, 128]}
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": fp8}))
-    (folder / "README.md").write_bytes(LICENSE)
-    return str(folder)
-
-
-@pytest.mark.parametrize("kind", ["adapters", "fp8"])
-def test_inputs_that_are_computed(kind: str, tmp_path: Path) -> None:
+def test_inputs_that_are_computed(tmp_path: Path) -> None:
     write_family(WIDE, tmp_path, (0.1,))
-    base, plain = tmp_path / "base", tmp_path / "agent0"
-    if kind == "fp8":
-        agents = [fp8_model(tmp_path / f"fp8_{k}", plain, 16 * k) for k in (1, 2)]
-    else:
-        agents = [adapter(tmp_path / f"lora{k}", k) for k in (1, 2)]
-    recipe = recipe_from_dict(recipe_dict(base, [*agents, plain]))
+    agents = [adapter(tmp_path / f"lora{k}", k) for k in (1, 2)]
+    recipe = recipe_from_dict(recipe_dict(tmp_path / "base", [*agents, tmp_path / "agent0"]))
     assert_near(predicted(recipe, 2), merge(recipe, tmp_path, "--threads", "2"))
 
 

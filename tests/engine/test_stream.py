@@ -268,19 +268,6 @@ def test_copies_of_one_table_that_all_models_store_stay_equal_under_random_draws
     assert merged[copy].tobytes() == merged[table].tobytes() != base[table].raw.tobytes()
 
 
-def test_mixed_input_dtypes_meet_in_float32_and_leave_in_the_requested_one(tmp_path: Path) -> None:
-    base, agents = write_family(tmp_path, dtype="F32")
-    half = {n: tensor(f32(t), "F16") for n, t in agents[0].items()}
-    brain = {n: tensor(f32(t), "BF16") for n, t in agents[1].items()}
-    write_model(tmp_path / "agent0", half, config=CONFIG)
-    write_model(tmp_path / "agent1", brain, config=CONFIG)
-    expected = merge_reference.merge("ram", values_of(base), [values_of(half), values_of(brain), values_of(agents[2])])
-    plan = plan_of(tmp_path, "ram", dtype="bfloat16")
-    run(plan, tmp_path / "out")
-    for name, value in tensors_of(tmp_path / "out", plan).items():
-        assert value.tobytes() == expected[name].astype(ml_dtypes.bfloat16).tobytes()
-
-
 KILLED = """
 import os, signal, sys
 sys.path[:0] = {paths!r}

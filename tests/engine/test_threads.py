@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,17 +13,6 @@ from hubmerge.engine.threads import Follower, in_order
 
 def alive(name: str = "hubmerge-stream") -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith(name)]
-
-
-def before_joining(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-    """`act` when there is nothing left but to wait for the threads."""
-    join = threading.Thread.join
-
-    def act_and_join(thread: threading.Thread) -> None:
-        act()
-        join(thread)
-
-    monkeypatch.setattr(threading.Thread, "join", act_and_join)
 
 
 # --- in order ----------------------------------------------------------------------------------------------------
@@ -60,40 +49,23 @@ def test_items_and_threads_are_few(items: int, workers: int) -> None:
     assert alive() == []
 
 
-def test_none_takes_the_oldest_result_before_the_next_item_is_asked_for() -> None:
-    took: list[int] = []
-
-    def items() -> Iterator[int | None]:
-        yield 1
-        yield 2
-        yield None
-        assert took == [1]
-        yield 3
-
-    for result in in_order(items(), lambda n: n, 4):
-        took.append(result)
-    assert took == [1, 2, 3]
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_is_raised_at_its_place_and_what_waits_is_not_begun(
-    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
+def test_an_error_is_raised_at_its_place_and_what_waits_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
     over: list[bool] = []
-    ending = threading.Event()
+    ending, join = threading.Event(), threading.Thread.join
 
     def work(item: int) -> int:
         begun.append(item)
         if item == 2:
-            raise error("two")
+            raise KeyboardInterrupt("two")
         if item > 2:
             ending.wait()
         return item
 
-    before_joining(monkeypatch, ending.set)
+    # when there is nothing left but to wait for the threads
+    monkeypatch.setattr(threading.Thread, "join", lambda thread: ending.set() or join(thread))
     took: list[int] = []
-    with pytest.raises(error, match="two"):
+    with pytest.raises(KeyboardInterrupt, match="two"):
         took.extend(in_order(range(100), work, 2, lambda: over.append(True)))
     assert took == [0, 1]
     assert over == [True]
@@ -186,23 +158,3 @@ def test_an_error_is_raised_by_a_later_put_or_by_finish(items: int) -> None:
         given()
     assert len(begun) <= 5, "two may wait behind an error"
     assert alive("error") == []
-
-
-def test_leaving_drops_what_waits_and_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    leaving = threading.Event()
-
-    def work(item: int) -> None:
-        leaving.wait()
-        seen.append(item)
-
-    def interrupted(follower: Follower[int]) -> None:
-        with follower:
-            give(follower, 5)
-            raise KeyboardInterrupt
-
-    before_joining(monkeypatch, leaving.set)
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(Follower(work, "left", behind=5))
-    assert seen in ([], [0])
-    assert alive("left") == []

@@ -19,17 +19,16 @@ import pytest
 from fake_spaces import spaces
 from line import Line
 from memory_helpers import planned
-from processes import until
-from stream_helpers import Watching, bytes_of, family_plan, plan_of, run, spoil, tallies, write_family
+from processes import printed_by, until
+from stream_helpers import Watching, bytes_of, family_plan, plan_of, run, tallies, write_family
 from test_stream_sensitive import CALIBRATION, write_sensitivities
 
 from hubmerge import line as line_module
 from hubmerge.engine import bursts as zero
-from hubmerge.engine.bursts import Burst, BurstProcess, announce, run_burst, seconds_of
+from hubmerge.engine.bursts import Burst, announce, seconds_of
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.shard_work import Output, ShardTask
 from hubmerge.engine.stream import MergeResult
-from hubmerge.errors import NonFiniteError
 from hubmerge.isolation.child import ChildProcess
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.line import merge_to_hub
@@ -92,40 +91,6 @@ def test_a_burst_that_is_refused_killed_or_late_goes_on_on_the_cpu_with_the_same
     assert len(spaces.notes("call")) == calls < len(plan.shards)
 
 
-def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path: Path) -> None:
-    plan = family_plan(tmp_path, "ram")
-    (tmp_path / "lent").mkdir()
-    task = ShardTask((Output(plan, tmp_path / "lent", (), {}),), 0, None)
-    burst = Burst(task, plan.models, {}, StreamOptions())
-    context = multiprocessing.get_context("fork")
-    worker = context.Process(target=run_burst, args=(burst, os.getppid()))
-    worker.start()
-    worker.join()
-    assert worker.exitcode == -signal.SIGKILL
-    assert [*(tmp_path / "lent").iterdir()] == []
-
-
-def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path: Path) -> None:
-    _, agents = write_family(tmp_path)
-    spoil(tmp_path, agents)
-    with pytest.raises(NonFiniteError, match=r"down_proj.*agent1"):
-        merged(plan_of(tmp_path, "ram"), tmp_path / "lent")
-    assert len(spaces.notes("call")) == 1
-
-
-def test_the_process_that_waits_for_another_burst_ends_when_it_is_told_to() -> None:
-    process = BurstProcess()
-    try:
-        process.ask("no burst at all")
-        until(lambda: process.answer(0.1) is not None)
-        stat = Path(f"/proc/{process._process.pid}/stat")
-        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S")
-        process._process.terminate()
-        assert process._has_ended(20.0)  # without being killed
-    finally:
-        process.end()
-
-
 def test_a_merge_that_is_killed_takes_its_burst_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = family_plan(tmp_path, "ram")
     monkeypatch.setenv("FAKE_SPACES", "hang")
@@ -181,18 +146,11 @@ def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_
         "announce(load_settings(), print)\n"
         "print(sorted({'spaces', 'torch', 'gradio'} & set(sys.modules)))\n"
     )
-    environment = {**os.environ, "SPACES_ZERO_GPU": "", "FAKE_SPACES_NOTES": str(tmp_path / "told")}
-
-    def printed(**more: str) -> list[str]:
-        run = subprocess.run(
-            [sys.executable, "-c", script], env={**environment, **more}, capture_output=True, text=True, check=True
-        )
-        return run.stdout.splitlines()
-
-    assert printed() == ["[]"]
-    assert not (tmp_path / "told").exists()
-    assert printed(SPACES_ZERO_GPU="true") == ["['spaces']"]
-    assert (tmp_path / "told").read_text() == "announced 1\n"
+    told = tmp_path / "told"
+    assert printed_by(script, SPACES_ZERO_GPU="", FAKE_SPACES_NOTES=str(told)) == "[]\n"
+    assert not told.exists()
+    assert printed_by(script, SPACES_ZERO_GPU="true", FAKE_SPACES_NOTES=str(told)) == "['spaces']\n"
+    assert told.read_text() == "announced 1\n"
 
 
 def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,20 +208,6 @@ def published_in_bursts(line: Line, monkeypatch: pytest.MonkeyPatch, inputs: int
     merge_to_hub(prepared, line.hub, line.out, options, line.watcher)
     assert line.commits() == 1
     return dict(line.report()["environment"]), told
-
-
-def test_inputs_are_held_within_the_budget_while_a_burst_reads_them(
-    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = line.prepare().plan
-    budget = max(needed_bytes(plan))
-    assert budget < plan.download_bytes  # not all of them
-    environment, warnings = published_in_bursts(line, monkeypatch, budget)
-    assert warnings == []
-    assert environment["bursts"] == len(spaces.notes("call")) == len(plan.shards) > 1
-    assert environment["fetch"]["high_water_bytes"] <= budget
-    assert environment["fetch"]["ranged_shards"] == 0
-    assert line.published() == undisturbed
 
 
 def test_a_shard_whose_inputs_exceed_the_budget_is_merged_on_the_cpu_and_the_others_are_not(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from hubmerge.engine import definition, fast
 from hubmerge.engine.counting import BLOCK, RELATIVE_ERROR
-from hubmerge.statistics.histogram import BINS, LAST, MAX_ERROR, Approximation, Histogram
+from hubmerge.statistics.histogram import BINS, LAST, Approximation, Histogram
 from hubmerge.statistics.statistics import L0_FRACTION, Tally
 from hubmerge.statistics.summary import summarize
 
 ROUNDING = 1e-12  # of float64 sums, on both sides of a comparison
-SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 def naive_gini(delta: np.ndarray) -> float:
@@ -74,56 +73,38 @@ def within(estimate: Approximation | None, true: float) -> bool:
     return abs(estimate.value - true) <= estimate.error + ROUNDING
 
 
+KINDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "normal": lambda rng, n: rng.normal(size=n) * 1e-3,
+    "cauchy": lambda rng, n: np.clip(rng.standard_cauchy(size=n), -1e30, 1e30),
+    "log-normal": lambda rng, n: rng.choice([-1, 1], n) * np.exp(rng.normal(size=n) * 6),
+    "uniform": lambda rng, n: rng.uniform(-1, 1, n),
+    "one bin": lambda rng, n: 1 + rng.random(n) / 33,
+    "ends of a bin": lambda rng, n: rng.choice([1.0, 1 + LAST * 2.0**-23], n),
+    "bf16 ulps": lambda rng, n: rng.integers(-3, 4, n) * 2.0 ** rng.integers(-16, -9, n),
+    "subnormal": lambda rng, n: rng.integers(-40, 40, n) * 2.0**-149,
+    "near subnormal": lambda rng, n: rng.normal(size=n) * 2.0**-126,
+    "huge": lambda rng, n: rng.normal(size=n) * 1e37,
+    "equal": lambda rng, n: np.full(n, 0.3),
+    "one alone": lambda rng, n: np.where(np.arange(n) == n // 2, 0.1, 0.0),
+}
+
+
 def distribution(kind: str, rng: np.random.Generator, n: int) -> np.ndarray:
     sparse = rng.random(n) < rng.choice([0.01, 0.1, 0.5, 1.0])
-    values = {
-        "normal": rng.normal(size=n) * 1e-3,
-        "cauchy": np.clip(rng.standard_cauchy(size=n), -1e30, 1e30),
-        "log-normal": rng.choice([-1, 1], n) * np.exp(rng.normal(size=n) * 6),
-        "uniform": rng.uniform(-1, 1, n),
-        "one bin": 1 + rng.random(n) / 33,
-        "ends of a bin": rng.choice([1.0, 1 + LAST * 2.0**-23], n),
-        "bf16 ulps": rng.integers(-3, 4, n) * 2.0 ** rng.integers(-16, -9, n),
-        "subnormal": rng.integers(-40, 40, n) * 2.0**-149,
-        "near subnormal": rng.normal(size=n) * 2.0**-126,
-        "huge": rng.normal(size=n) * 1e37,
-        "equal": np.full(n, 0.3),
-        "one alone": np.where(np.arange(n) == n // 2, 0.1, 0.0),
-    }[kind]
+    values = KINDS[kind](rng, n)
     delta = np.where(sparse, values, 0).astype(np.float32)
     delta[rng.integers(n)] = np.float32(values[values != 0][0] if values.any() else 2.0**-149)
     return delta
 
 
-KINDS = ["normal", "cauchy", "log-normal", "uniform", "one bin", "ends of a bin", "bf16 ulps", "subnormal",
-         "near subnormal", "huge", "equal", "one alone"]  # fmt: skip
-
-
 @settings(max_examples=100, deadline=None)
-@given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), n=st.sampled_from([1, 2, 3, 50, 101, 3000, BLOCK + 1]))
+@given(
+    kind=st.sampled_from([*KINDS]), seed=st.integers(0, 2**32), n=st.sampled_from([1, 2, 3, 50, 101, 3000, BLOCK + 1])
+)
 def test_no_estimate_is_further_off_than_its_error(kind: str, seed: int, n: int) -> None:
     delta = distribution(kind, np.random.default_rng(seed), n)
     for estimate, true in estimates(tally_of(delta), delta):
         assert within(estimate, true)
-
-
-@settings(max_examples=60, deadline=None)
-@given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), n=st.sampled_from([1, 2, 50, 3000]))
-def test_the_errors_keep_the_bounds_that_the_module_states(kind: str, seed: int, n: int) -> None:
-    delta = distribution(kind, np.random.default_rng(seed), n)
-    delta = np.where(np.abs(delta) < SMALLEST_NORMAL, SMALLEST_NORMAL * (delta != 0), delta).astype(np.float32)
-    tally = tally_of(delta)
-    magnitudes = tally.histogram.of(0, n)
-    limit = 0.01 * float(np.abs(delta).max())
-    patterns = np.abs(delta).view(np.uint32)
-    straddled = np.count_nonzero((patterns != 0) & (patterns >> 18 == int(np.float32(limit).view(np.uint32)) >> 18)) / n
-    for estimate, bound in [
-        (magnitudes.gini(), MAX_ERROR),
-        (magnitudes.top_mass(1), MAX_ERROR),
-        (magnitudes.top_mass(5), MAX_ERROR),
-        (magnitudes.below(limit), straddled / 2),
-    ]:
-        assert estimate.error <= bound + ROUNDING
 
 
 def test_updates_of_a_few_bf16_ulps_are_measured_without_error() -> None:
@@ -144,11 +125,6 @@ def test_statistics_of_four_elements_are_those_computed_by_hand() -> None:
     assert l0_sparsity(tally) == Approximation(1 / 4, 0.0)
     # mean 1/2, deviations −1/2, 1/2, −3/2, 3/2: m2 = 5/4, m4 = (2/16 + 2·81/16)/4 = 41/16
     assert tally.kurtosis(0) == pytest.approx(41 / 16 / (25 / 16) - 3)
-
-
-def test_l0_sparsity_counts_what_is_strictly_below_a_hundredth_of_the_maximum() -> None:
-    below = np.nextafter(np.float32(0.5), np.float32(0))
-    assert l0_sparsity(tally_of(np.array([50, 0.5, below, 0], dtype=np.float32))) == Approximation(2 / 4, 0.0)
 
 
 def test_a_hundredth_that_no_float32_holds_is_not_rounded_to_one() -> None:
@@ -173,7 +149,10 @@ def test_an_agent_that_changed_nothing_has_no_order_statistics(n: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), n=st.integers(2, 5000), shift=st.sampled_from([0, 0.5, 3])
+    kind=st.sampled_from([*KINDS]),
+    seed=SEED,
+    n=st.integers(2, 5000),
+    shift=st.sampled_from([0, 0.5, 3]),
 )
 def test_kurtosis_is_that_of_the_full_array(kind: str, seed: int, n: int, shift: float) -> None:
     delta = distribution(kind, np.random.default_rng(seed), n)
@@ -198,10 +177,10 @@ def test_a_spread_that_raw_moments_cannot_resolve_gives_no_kurtosis() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    seed=st.integers(0, 2**32),
+    seed=SEED,
     n=st.sampled_from([1, 63, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7, 4 * BLOCK + 65]),
     blocks=st.integers(1, 4),
-    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3),
+    kinds=st.lists(KIND, min_size=1, max_size=3),
 )
 def test_chunks_give_the_same_bits(seed: int, n: int, blocks: int, kinds: list[str]) -> None:
     rng = np.random.default_rng(seed)
