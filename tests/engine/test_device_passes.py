@@ -17,7 +17,6 @@ from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.definition import ChunkInputs
 from hubmerge.engine.device import Engine
-from hubmerge.engine.lanes import Lane
 from hubmerge.engine.options import DEVICE_BYTES
 from hubmerge.methods import registry
 from hubmerge.methods.base import Each, Scope, one_by_one
@@ -117,12 +116,3 @@ def _check_products(engine: Engine, shape: tuple[int, int]) -> None:
     assert moved.max() > 5e-4
     assert np.abs(found - wanted).mean() < 1e-3 * moved.mean()
     assert np.abs(found - wanted).max() < 0.1 * moved.max()
-
-
-def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
-    lane, places = Lane(CPU), set()
-    rule = rule_of("linear", chunk_of("linear", 2, 10), "nearest")
-    for n in (BLOCK, BLOCK, 100, BLOCK):
-        lane.merge(chunk_of("linear", 2, n), rule, "BF16", make_key(0, "x"), with_inputs=True)
-        places.add((lane._in.buffer.data_ptr(), lane._out.buffer.data_ptr(), id(lane.there(rule))))
-    assert len(places) == 1

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -50,12 +49,10 @@ def journal_of(out: Path) -> Path:
     return out / WORK / "journal.jsonl"
 
 
-def opened(
-    tmp_path: Path, plan: Plan, *, uploads: bool = False, tell: Callable[[int, int], None] = lambda done, total: None
-) -> Journal:
+def opened(tmp_path: Path, plan: Plan, *, uploads: bool = False) -> Journal:
     (tmp_path / "out").mkdir(exist_ok=True)
     journal = Journal.open(tmp_path / "out", plan, uploads=uploads)
-    Journal.verify([journal], tell)
+    Journal.verify([journal], lambda done, total: None)
     return journal
 
 
@@ -228,14 +225,11 @@ def test_a_damaged_manifest_is_named_with_what_to_do(tmp_path: Path, text: str) 
 
 
 def test_reading_finished_shards_again_is_broken_off_within_a_block(
-    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = opened(tmp_path, plan)
-    large = 4 * 10**9  # of which the file holds nothing
-    for shard in plan.shards[:3]:
-        journal.add_shard(FinishedShard(shard.filename, large, "0" * 64, None, {}))
-        with open(tmp_path / "out" / shard.filename, "wb") as file:
-            file.truncate(large)
+    shard = FinishedShard("large", 4 * 10**9, "0" * 64, None, {})
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(shard.size)  # it holds nothing
     hashed: list[int] = []
 
     def tell(done: int, total: int) -> None:
@@ -244,11 +238,9 @@ def test_reading_finished_shards_again_is_broken_off_within_a_block(
 
     monkeypatch.setattr(sink, "TELLING_S", 0.01)
     monkeypatch.setattr(sink, "hashlib", SimpleNamespace(sha256=lambda: Mock(update=lambda b: hashed.append(len(b)))))
-    before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
-        opened(tmp_path, plan, tell=tell)
-    assert 0 < sum(hashed) < large
-    assert set(threading.enumerate()) <= before
+        sink.sound([(tmp_path / "large", shard)] * 3, tell)
+    assert 0 < sum(hashed) < shard.size
 
 
 @pytest.mark.parametrize("event", ["probe", "thresholds", "shard"])

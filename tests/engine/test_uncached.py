@@ -56,25 +56,6 @@ def test_every_byte_is_there_in_order(tmp_path: Path, sizes: tuple[int, ...], pl
     assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
 
 
-def test_a_large_array_in_its_place_is_written_from_where_it_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-
-    def noting(file: int, view: memoryview) -> int:
-        sizes.append(len(view))
-        return os.write(file, view)
-
-    parts = parts_of((5000, 3_000_000, 77), placed=True)
-    monkeypatch.setattr(uncached, "os", with_write(noting))
-    content = written(tmp_path / "file", parts)
-    if sizes[0] == len(content) // 4096 * 4096:
-        pytest.skip("this file system takes no direct writes")
-    # the 5,000 bytes reach into a second block, which the array completes; its end and the 77 bytes fill no block
-    assert sizes == [8192, 731 * 4096, 2709]
-    assert content == b"".join(map(bytes, parts))
-
-
 @pytest.mark.parametrize("accepted", [0, 3])
 def test_where_direct_writing_is_refused_the_page_cache_takes_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: int

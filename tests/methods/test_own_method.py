@@ -79,11 +79,8 @@ WHOLE = "    def needs_whole(self, name, shape):\n        return True\n\n    @st
     ("text", "missing"),
     [
         (COMPLETE.replace("    summary = ", "    words = "), "no summary"),
-        (COMPLETE.replace("def kernel(", "def kernels("), "no kernel"),
-        (COMPLETE.replace("    name = ", "    named = "), "no name"),
         (COMPLETE.replace("    @staticmethod\n    def kernel", WHOLE), "no merge_whole, operations, floats"),
         (COMPLETE.replace('name = "magmax"', 'name = "linear"'), "the name linear, which Linear has"),
-        (COMPLETE.replace("    name = ", "    of_agent = ('y',)\n    name = "), "of_agent or of_tensor with y, .*"),
     ],
 )
 def test_a_method_that_is_not_complete_is_refused_with_what_it_lacks(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hubmerge.engine import definition, fast
 from hubmerge.engine.counting import BLOCK, RELATIVE_ERROR
-from hubmerge.statistics.histogram import BINS, LAST, Approximation, Histogram
+from hubmerge.statistics.histogram import BINS, LAST, MAX_ERROR, Approximation, Histogram
 from hubmerge.statistics.statistics import L0_FRACTION, Tally
 from hubmerge.statistics.summary import summarize
 
@@ -97,14 +97,20 @@ def distribution(kind: str, rng: np.random.Generator, n: int) -> np.ndarray:
     return delta
 
 
+KIND, SEED = st.sampled_from([*KINDS]), st.integers(0, 2**32)
+
+
 @settings(max_examples=100, deadline=None)
-@given(
-    kind=st.sampled_from([*KINDS]), seed=st.integers(0, 2**32), n=st.sampled_from([1, 2, 3, 50, 101, 3000, BLOCK + 1])
-)
-def test_no_estimate_is_further_off_than_its_error(kind: str, seed: int, n: int) -> None:
+@given(kind=KIND, seed=SEED, n=st.sampled_from([1, 2, 3, 50, 101, 3000, BLOCK + 1]))
+def test_no_estimate_is_further_off_than_its_error_and_that_no_larger_than_is_stated(
+    kind: str, seed: int, n: int
+) -> None:
     delta = distribution(kind, np.random.default_rng(seed), n)
-    for estimate, true in estimates(tally_of(delta), delta):
+    found = estimates(tally_of(delta), delta)
+    for estimate, true in found:
         assert within(estimate, true)
+    if "subnormal" not in kind:  # of normal floats: the Gini coefficient and the mass of the top
+        assert max(estimate.error for estimate, _ in found[:3]) <= MAX_ERROR + ROUNDING
 
 
 def test_updates_of_a_few_bf16_ulps_are_measured_without_error() -> None:
@@ -148,12 +154,7 @@ def test_an_agent_that_changed_nothing_has_no_order_statistics(n: int) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    kind=st.sampled_from([*KINDS]),
-    seed=SEED,
-    n=st.integers(2, 5000),
-    shift=st.sampled_from([0, 0.5, 3]),
-)
+@given(kind=KIND, seed=SEED, n=st.integers(2, 5000), shift=st.sampled_from([0, 0.5, 3]))
 def test_kurtosis_is_that_of_the_full_array(kind: str, seed: int, n: int, shift: float) -> None:
     delta = distribution(kind, np.random.default_rng(seed), n)
     delta = (delta + np.float32(shift) * np.std(delta.astype(np.float64))).astype(np.float32)
