@@ -105,9 +105,6 @@ def out_of_memory(*_: Any) -> Any:
     raise OUT_OF_MEMORY
 
 
-# --- opening -----------------------------------------------------------------------------------------------------
-
-
 class Second(Ranks):
     local_rank = 5  # of two devices, the second
 
@@ -183,9 +180,6 @@ def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, mo
     assert device_there(tmp_path)
 
 
-# --- working -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("method", "parameters", "name"),
     [("ram_plus", {}, "auto"), ("dare_ties", {"trim_scope": "tensor"}, "cuda")],  # there is no fast pass
@@ -212,9 +206,6 @@ def test_threads_share_few_lanes_and_get_their_own_results() -> None:
         found = list(pool.map(lambda c: opened.merge_chunk(c, rule, "BF16", key, with_inputs=True), chunks))
     for chunk, output in zip(chunks, found, strict=True):
         assert output.bits() == definition.merge_chunk(chunk, rule, "BF16", key, with_inputs=True).bits()
-
-
-# --- what it computes --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong", ["output", "counts"])
@@ -249,9 +240,6 @@ def test_a_mistake_of_ours_is_not_taken_for_a_failing_device() -> None:
     assert opened.working
 
 
-# --- failing -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("error", "method", "good"),  # chunks before the device fails; the first is the trial
     [(OUT_OF_MEMORY, "ram", 1), (RuntimeError("CUDA error: device-side assert triggered"), "ram_plus", 4)],
@@ -278,9 +266,6 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning(
     assert good < len(calls) <= good + HOST_THREADS  # what was in flight, and nothing after it
 
 
-# --- auto --------------------------------------------------------------------------------------------------------
-
-
 def test_auto_gives_chunks_to_the_fast_pass_and_asks_torch_for_nothing(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,9 +276,6 @@ def test_auto_gives_chunks_to_the_fast_pass_and_asks_torch_for_nothing(
     monkeypatch.setattr(device, "_place", asked)
     found, warnings = merged(plan, tmp_path / "out", device="auto", backend="auto")
     assert (found.device, warnings) == ({}, [])
-
-
-# --- products of matrices ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

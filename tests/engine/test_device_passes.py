@@ -33,7 +33,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 ON_CPU = [("BF16", "BF16", method, "stochastic") for method in registry()]
-ON_CPU += [(*dtypes, "dare_ties", rounding) for dtypes in DTYPES for rounding in ("nearest", "stochastic")]
+ON_CPU += [(*dtypes, "ram_plus", rounding) for dtypes in DTYPES for rounding in ("nearest", "stochastic")]
 EVERY = [(*dtypes, m, rounding) for dtypes in DTYPES for m in registry() for rounding in ("nearest", "stochastic")]
 
 
@@ -93,7 +93,7 @@ def test_the_products_of_a_whole_tensor_are_float32s_whatever_torch_was_told(eng
     try:
         engine.prove_products()
         assert of_torch.allow_tf32
-        for shape in ((800, 120), (120, 800)):
+        for shape in ((800, 120), (120, 800)) if engine._cuda else ((300, 40), (40, 300)):
             _check_products(engine, shape)
     finally:
         of_torch.allow_tf32 = kept

@@ -171,8 +171,6 @@ def test_small_values_of_float16_are_read_where_a_thread_takes_subnormal_floats_
     assert flushed or platform.machine() != "x86_64"
 
 
-# --- outputs and draws at every place of a chunk --------------------------------------------------------------------
-
 F = np.float32
 PART = 512  # of pass.c
 SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 3.39e38, -3.4e38, 1e-45, -1e-40, 1 + 2.0**-8, 1 + 3 * 2.0**-8]
@@ -216,8 +214,6 @@ def test_bf16_outputs_are_eagers(n: int, rounding: str, both: bool, base: str, a
     assert (found.changed, found.rounded, found.nonfinite) == (expected.changed, expected.rounded, expected.nonfinite)
     np.testing.assert_array_equal(quick.result.sums, slow.result.sums)
 
-
-# --- counting magnitudes ------------------------------------------------------------------------------------------
 
 ODD = [0.0, -0.0, 1e-45, -1e-40, 1.5, -3e38, np.inf, -np.inf, np.nan]
 

@@ -114,20 +114,17 @@ def test_tallies_take_several_short_lines_that_count_once_all_are_there(
     assert [*(opened(tmp_path, plan).statistics or {})] == [*tallies]
 
 
-@pytest.mark.parametrize("other", ["method", "form", "no models"])
+@pytest.mark.parametrize("other", ["method", "form"])
 def test_another_merge_is_not_gone_on_with(
     tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     out = tmp_path / "out"
     if other == "method":
         run(family_plan(tmp_path, "linear"), out)
-    elif other == "form":
+    else:
         with monkeypatch.context() as patch:
             patch.setattr(journal_module, "_FORM", journal_module._FORM - 1)
             opened(tmp_path, plan)
-    else:
-        journal_of(out).parent.mkdir(parents=True)
-        journal_of(out).write_text(sealed({"event": "plan", "identity": "0" * 64}))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(TargetExistsError, match=f"another merge is unfinished here in {out}: "):
         opened(tmp_path, plan)

@@ -101,8 +101,6 @@ def test_no_merge_takes_more_nor_much_less_than_was_predicted(
     assert_near(predicted(recipe, threads), peak, most=1.25 if threads == 2 else 1.5)
 
 
-# --- where inputs are derived, or come from a Hub -----------------------------------------------------------------
-
 WIDE = replace(LONG, intermediate=6144, vocabulary=512)
 ROOM = 1_000_000  # for inputs on the disk
 LICENSE = b"---\nlicense: apache-2.0\n---\n"
@@ -138,8 +136,6 @@ def test_shards_that_are_read_by_ranges_or_fetched(
     assert said - fetched >= 90_000_000
     assert_near(fetched, merge(recipe, tmp_path, "--threads", "2", environment=environment))
 
-
-# --- sweeps -------------------------------------------------------------------------------------------------------
 
 MANY_SHORT = "synthetic:?layers=60&hidden=64&vocabulary=512"
 FEW_LONG = "synthetic:qwen2.5-0.5b?layers=1"
@@ -180,8 +176,6 @@ def test_inspecting_a_sweep_adds_up_what_its_variants_take(tmp_path: Path) -> No
     assert found["predicted_memory_bytes"] > one["predicted_memory_bytes"]
     assert found["predicted_seconds"] > one["predicted_seconds"]
 
-
-# --- what a report says -------------------------------------------------------------------------------------------
 
 PEAK = "from hubmerge.engine.usage import peak_rss_bytes; print(peak_rss_bytes())"
 MUCH = 400_000_000

@@ -116,12 +116,3 @@ def test_an_adapter_of_an_fp8_base_and_of_embeddings(tmp_path: Path, base: Any) 
         changed = {"model.embed_tokens.weight": adapted(embedding, a, b, 4.0, transposed=True)}
         agents.append(values | changed | {Q + ".weight": adapted(q, a2, b2, 3 / 2**0.5)})
     assert_merged(tmp_path, values, agents, method="task_arithmetic", dtype="float32")
-
-
-def test_prefixed_agents_merge_like_plain_ones(tmp_path: Path, base: Any) -> None:
-    prefix, agents = "base_model.model.", [sparse_agent(base, 0.3, s) for s in (1, 2)]
-    write_plain(tmp_path / "base", base)
-    write_plain(tmp_path / "agent0", {prefix + n: t for n, t in agents[0].items()})
-    write_plain(tmp_path / "agent1", agents[1])
-    plan = assert_merged(tmp_path, values_of(base), [values_of(a) for a in agents])
-    assert any(repr(prefix) in w and "taken off" in w for w in plan.warnings)

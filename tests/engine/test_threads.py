@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -13,9 +12,6 @@ from hubmerge.engine.threads import Follower, in_order
 
 def alive(name: str = "hubmerge-stream") -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith(name)]
-
-
-# --- in order ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [1, 5])
@@ -87,23 +83,6 @@ def test_a_consumer_that_leaves_and_an_error_of_the_items_end_the_threads() -> N
     with pytest.raises(LookupError):
         list(in_order(items(), lambda n: n, 2))
     assert alive() == []
-
-
-def test_a_result_belongs_to_its_consumer_alone() -> None:
-    """Not to the thread that made it either, which may wait for its next item for long."""
-
-    class Large:
-        pass
-
-    results = in_order(range(5), lambda n: Large(), 2)
-    for _ in range(5):
-        gone = threading.Event()
-        weakref.finalize(next(results), gone.set)
-        assert gone.wait(10)
-    results.close()
-
-
-# --- following ---------------------------------------------------------------------------------------------------
 
 
 def give(follower: Follower[int], items: int) -> None:

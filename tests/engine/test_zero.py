@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from fake_spaces import spaces
 from line import Line
-from processes import printed_by, until
+from processes import printed_by, python, until
 from stream_helpers import Watching, bytes_of, family_plan, plan_of, run, tallies, write_family
 
 from hubmerge import line as line_module
@@ -136,31 +135,18 @@ def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch:
     assert "merges run on the CPU" in told[0]
 
 
-@pytest.mark.parametrize("granted", ["device", "quota"])
-def test_the_platforms_own_package_runs_the_bursts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granted: str
-) -> None:
+def test_the_platforms_own_package_runs_the_bursts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker, its queues and its requests, with a device API of our own in the platform's place."""
     monkeypatch.delenv("PYTHONPATH")  # where the other one is
     script = Path(__file__).with_name("real_spaces.py")
-    done = subprocess.run([sys.executable, str(script), str(tmp_path / "x"), granted], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = json.loads(python(str(script), str(tmp_path / "x")).stdout.splitlines()[-1])
     assert told["announced"] == ["/startup-report"]
     assert told["equal"]
+    assert told["warnings"] == []
+    assert told["device"]["bursts"] == told["shards"] > 1
     calls = [path for path, _ in told["asked"]]
-    if granted == "device":
-        assert told["warnings"] == []
-        assert told["device"]["bursts"] == told["shards"] > 1
-        assert calls == ["/schedule", "/allow", "/release"] + ["/schedule", "/release"] * (told["shards"] - 1)
-        assert all(asked["durationSeconds"] == "15" for path, asked in told["asked"] if path == "/schedule")
-    else:
-        [warning] = told["warnings"]
-        assert "GPU limit" in warning
-        assert calls == ["/schedule"]
-
-
-# --- from and to the embedded Hub, within the disk budget --------------------------------------------------------
+    assert calls == ["/schedule", "/allow", "/release"] + ["/schedule", "/release"] * (told["shards"] - 1)
+    assert all(asked["durationSeconds"] == "15" for path, asked in told["asked"] if path == "/schedule")
 
 
 def needed_bytes(plan: Plan) -> list[int]:
