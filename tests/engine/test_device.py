@@ -342,3 +342,11 @@ def test_a_device_whose_products_are_those_of_tf32_is_not_used(
     monkeypatch.setattr(device.Engine, "_product", coarse)
     _, [warning] = watched(whole, tmp_path / "out", device="auto")
     assert "less exact than float32" in warning
+
+
+def test_a_tensor_that_exceeds_the_memory_that_was_named_is_merged_on_the_cpu(
+    whole: Plan, tmp_path: Path, here: None
+) -> None:
+    found, [warning] = watched(whole, tmp_path / "out", device="auto", device_memory_bytes=10_000)
+    assert "the largest tensor does not fit" in warning
+    assert "device_failed" in found.device

@@ -94,6 +94,22 @@ def test_an_error_counts_before_those_who_noticed_it() -> None:
         list(shards)
 
 
+def test_an_error_breaks_the_others_off() -> None:
+    abandoned, broken_off = threading.Event(), []
+
+    def write(job: str, relay: Any) -> None:
+        if job == "cause":
+            raise ValueError(job)
+        assert abandoned.wait(10)
+        with pytest.raises(CancelledError):
+            relay.merged(1)
+        broken_off.append(job)
+
+    with pytest.raises(ValueError, match="cause"):
+        list(write_shards(["cause", "other"], write, 2, Overall(Watching(), (), 0, 2), abandoned.set))
+    assert broken_off == ["other"]
+
+
 def test_a_warning_reaches_the_observer_in_its_own_thread() -> None:
     def write(job: str, relay: Any) -> None:
         relay.warning(job)
