@@ -81,5 +81,6 @@ def test_what_would_keep_something_and_several_processes_are_refused(
         main(["merge", str(recipe), "--out", "somewhere", "--null-sink"])
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    assert "run by one process" in refused("merge", recipe, "--null-sink")
+    for command in (("merge", "--null-sink"), ("run", "--to", "me/x", "--evaluate", "smoke")):
+        assert "run by one process" in refused(command[0], recipe, *command[1:])
     assert sorted(recipe.parent.rglob("*")) == before

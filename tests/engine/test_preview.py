@@ -10,7 +10,7 @@ from stream_helpers import NOWHERE, plan_of, spoil, write_family
 
 from hubmerge.engine import preview as previewing
 from hubmerge.engine.options import StreamOptions
-from hubmerge.engine.preview import preview, recommendation
+from hubmerge.engine.preview import preview, recommendation, sampled
 from hubmerge.errors import MemoryLimitError, NonFiniteError
 from hubmerge.line import Prepared, probe
 from hubmerge.statistics.statistics import zero_tally
@@ -44,6 +44,13 @@ def test_of_a_few_layers_over_the_depth_attention_and_mlp_are_looked_into(tmp_pa
     assert found.layers == (1, 4, 7, 10)
     assert len(found.tensors) == 8
     assert all(name.split(".", 3)[3] in ("self_attn.k_proj.weight", "mlp.up_proj.weight") for name in found.tensors)
+
+
+def test_a_model_without_named_layers_is_looked_into_as_well(tmp_path: Path) -> None:
+    write_family(tmp_path, sizes={"model.embed_tokens.weight": (64, 64), "lm_head.weight": (64, 64)})
+    plan = plan_of(tmp_path, "linear")
+    assert preview(plan, NOWHERE).layers == ()
+    assert {t.name for t in sampled(plan)} == {"model.embed_tokens.weight", "lm_head.weight"}
 
 
 def test_a_preview_of_large_models_reads_no_more_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
