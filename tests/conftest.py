@@ -92,6 +92,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card's figures take longer than the rest of a small merge."""
+    monkeypatch.setattr("hubmerge.line.render_figures", lambda report: {})
+
+
 @pytest.fixture(scope="session")
 def zoo_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
     """A local Hub with the example models and data sets, which nobody changes; what is added has a name of its own."""

@@ -112,9 +112,9 @@ _FALSE = (False, 0, "false", "no", "off")
 class Reading(Document):
     """A document being read, with the value that each parameter has for each model.
 
-    As mergekit 0.1.5 does, it looks for a parameter in the source within a slice, then in the slice, the module and the
-    document. It does so for each tensor anew, since filters may leave some undecided. A model's own `parameters` under
-    `models` count as those of its source in one slice that is the whole model.
+    As mergekit 0.1.5 does, it looks for a parameter in the source within a slice, then in the slice and the document.
+    It does so for each tensor anew, since filters may leave some undecided. A model's own `parameters` under `models`
+    count as those of its source in one slice that is the whole model.
     """
 
     def constant(self, key: str, default: float) -> float:
@@ -140,15 +140,8 @@ class Reading(Document):
         return bool(found[0]) if found else default
 
     def _flag(self, value: Any, *path: object) -> Any:
-        if isinstance(value, list) and value and (isinstance(value[0], Mapping) or len(set(map(str, value))) == 1):
-            value = value[0]  # of conditions: the first that holds decides
-        if isinstance(value, Mapping):
-            if value.get("filter") not in (None, "*"):
-                self.refuse("a flag that differs from tensor to tensor", *path, got=value["filter"])
-                return None
-            value = value.get("value")
         value = value.lower() if isinstance(value, str) else value
-        if isinstance(value, list) or value not in (*_TRUE, *_FALSE):
+        if isinstance(value, list | Mapping) or value not in (*_TRUE, *_FALSE):
             self.refuse("true or false is needed", *path, got=value)
             return None
         return value in _TRUE

@@ -15,7 +15,6 @@ from builders import recipe_dict, write_parents
 from line import Line, Watcher
 from plan_helpers import NOWHERE
 
-from hubmerge.cli.main import main
 from hubmerge.engine.sink import MANIFEST, sole_owner
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError, TargetExistsError
@@ -96,17 +95,6 @@ def test_a_tokenizer_that_goes_meanwhile_is_a_changed_source(
         merge(checked(recipe), tmp_path, observer)
 
 
-def test_a_second_process_into_the_same_folder_is_refused_and_the_first_goes_on(
-    recipe_file: Path, tmp_path: Path, refused: Callable[..., str]
-) -> None:
-    out = tmp_path / "out"
-    command = ["merge", str(recipe_file), "--out", str(out), "--resume"]
-    with sole_owner(out):
-        assert "E_IN_USE" in refused(*command)
-        assert not [*out.iterdir()]
-    assert main(command) == 0
-
-
 def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away(line: Line) -> None:
     prepared, out = line.prepare(), line.out
     with sole_owner(out), pytest.raises(FolderInUseError) as error:
@@ -128,15 +116,6 @@ def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, 
     line.recipe = {**line.recipe, "base": f"{base}@{older}"}
     line.to_folder()
     assert (line.out / MANIFEST).is_file()
-
-
-@pytest.mark.parametrize("where", ["file", "file/below", "x" * 300])
-def test_an_output_that_can_be_no_folder_is_refused(
-    recipe_file: Path, tmp_path: Path, refused: Callable[..., str], where: str
-) -> None:
-    (tmp_path / "file").write_text("somebody's")
-    assert refused("merge", recipe_file, "--out", tmp_path / where).startswith("hubmerge: E_DISK: ")
-    assert (tmp_path / "file").read_text() == "somebody's"
 
 
 @pytest.mark.parametrize("name", ["~nobody-of-that-name/model", "/" + "x" * 300])

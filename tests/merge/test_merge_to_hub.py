@@ -83,7 +83,7 @@ def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within
     assert environment["fetch"]["bytes"] >= 3 * 1_000_000
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.4, 0.7])
+@pytest.mark.parametrize("share", [0.0, 0.4])
 def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(line: Line, share: float) -> None:
     plan = line.prepare().plan
     line.disk_budget = plan.output_bytes + plan.companions.bytes + int(share * plan.download_bytes)
@@ -92,13 +92,6 @@ def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(line:
     assert line.to_folder() == line.undisturbed
     assert peak[0] <= line.disk_budget + ROUNDED_UP
     assert threads_left() == []
-
-
-def test_what_lies_beside_the_folder_for_fetched_inputs_is_nobodys_of_ours(line: Line) -> None:
-    for name in ("inputs-7", "inputs-old"):
-        (line.folder / name).mkdir()
-    line.to_folder()
-    assert {"inputs-7", "inputs-old"} <= {path.name for path in line.folder.iterdir()}
 
 
 def test_thresholds_of_each_tensor_fetch_the_inputs_once_however_small_the_disk(line: Line) -> None:
@@ -110,15 +103,6 @@ def test_thresholds_of_each_tensor_fetch_the_inputs_once_however_small_the_disk(
     assert (fetch["bytes"], fetch["refetched_shards"], fetch["range_bytes"]) == (plan.download_bytes, 0, 0)
 
 
-def test_a_budget_below_the_output_is_refused_before_anything_is_fetched(line: Line, switch: FaultSwitch) -> None:
-    line.disk_budget = 100_000
-    seen = switch.add(SHARD, Observe(), times=None)
-    with pytest.raises(DiskError, match="disk budget is too small"):
-        line.to_hub()
-    assert switch.state(seen).seen == HEADERS
-    assert not line.api.repo_exists(line.target)
-
-
 def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(line: Line) -> None:
     small = patch("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1_000_000})())
     with small, pytest.raises(DiskError, match="not enough disk"):
@@ -126,7 +110,7 @@ def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(line: Line) ->
     assert not [path for path in line.folder.rglob("*") if path.is_file()]
 
 
-def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(line: Line) -> None:
+def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(line: Line, switch: FaultSwitch) -> None:
     plan = line.prepare().plan
     facts = plan_summary(plan)
     sizes = sorted(s.size for s in plan.shards)
@@ -137,8 +121,11 @@ def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(line: Line) 
     assert facts["folder_disk_least_bytes"] == plan.output_bytes + beside
     assert facts["folder_disk_most_bytes"] == plan.download_bytes + plan.output_bytes + beside
     line.disk_budget = facts["disk_least_bytes"] - 1
+    seen = switch.add(SHARD, Observe(), times=None)
     with pytest.raises(DiskError, match="disk budget is too small"):
         line.to_hub()
+    assert switch.state(seen).seen == HEADERS
+    assert not line.api.repo_exists(line.target)
     line.disk_budget = None
     line.to_hub()
     assert line.report()["environment"]["disk_high_water_bytes"] <= facts["disk_most_bytes"] + SMALL_FILES
@@ -179,11 +166,9 @@ def killed(owner: type, name: str, moment: str, times: int) -> AbstractContextMa
 
 
 POINTS = {
-    "a shard is merged but not uploaded": (Hub, "preupload", "before", 1),
     "the second shard is merged but not uploaded": (Hub, "preupload", "before", 2),
     "uploaded but not noted": (Journal, "add_uploaded", "before", 1),
     "noted but not deleted": (Journal, "add_uploaded", "after", 1),
-    "the last one noted but not deleted": (Journal, "add_uploaded", "after", 5),
     "all uploaded, before the commit": (Hub, "commit", "before", 1),
     "after the commit, before the answer": (Hub, "commit", "after", 1),
 }
@@ -217,7 +202,7 @@ def journal_lines(line: Line) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-@pytest.mark.parametrize("moment", range(0, 40, 6))
+@pytest.mark.parametrize("moment", range(2, 40, 12))
 def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(line: Line, moment: int) -> None:
     left = [moment]
 
@@ -247,18 +232,15 @@ def test_uploads_that_the_target_has_lost_are_merged_again(line: Line) -> None:
 # --- faults ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trouble", [Reset(at=10_000), Status(status=503), Reset(at=0)], ids=str)
-def test_a_connection_that_drops_while_fetching_ahead_is_taken_up_again(
-    line: Line, switch: FaultSwitch, trouble: Any
-) -> None:
+def test_a_connection_that_drops_while_fetching_ahead_is_taken_up_again(line: Line, switch: FaultSwitch) -> None:
     line.disk_budget = 2 * OUT_SHARD_BYTES + 1_200_000
-    rule = switch.add(SHARD, trouble, skip=HEADERS, times=2)
+    rule = switch.add(SHARD, Reset(at=10_000), skip=HEADERS, times=2)
     line.to_hub()
     assert switch.state(rule).fired == 2
     assert line.published() == line.undisturbed
 
 
-@pytest.mark.parametrize("inputs", [3_400_000, 900_000, 0], ids=["all fits", "some fits", "ranges only"])
+@pytest.mark.parametrize("inputs", [3_400_000, 0], ids=["all fits", "ranges only"])
 def test_a_wrong_byte_anywhere_is_corrupt_nothing_is_committed_and_the_next_run_is_whole(
     line: Line, switch: FaultSwitch, inputs: int
 ) -> None:
@@ -271,8 +253,11 @@ def test_a_wrong_byte_anywhere_is_corrupt_nothing_is_committed_and_the_next_run_
     line.arrives()
 
 
-@pytest.mark.parametrize("route", ["/lfs-uploads/", r"\.git/info/lfs/objects/batch", "/api/repos/create"])
-@pytest.mark.parametrize("trouble", [Status(status=500), LostAnswer()], ids=lambda t: t.kind)
+@pytest.mark.parametrize(
+    ("route", "trouble"),
+    [("/lfs-uploads/", LostAnswer()), ("/objects/batch", Status(status=500)), ("/api/repos/create", LostAnswer())],
+    ids=["upload", "batch", "create"],
+)
 def test_trouble_while_uploading_in_the_background_ends_in_one_whole_commit(
     line: Line, switch: FaultSwitch, client_pauses: list[float], route: str, trouble: Any
 ) -> None:

@@ -83,15 +83,15 @@ def test_the_merge_and_every_parent_are_measured_recorded_and_shown_on_the_card(
     assert len(api.list_repo_commits("ada/scored")) == commits
 
 
-@pytest.mark.parametrize("more", [["in.yaml"], ["--sweep", "in.yaml", "--pick"]], ids=["recipe", "pick"])
 def test_what_is_private_is_measured_only_where_the_scores_are_private_too(
-    more: list[str], api: HfApi, asked: list[Any], tmp_path: Path, monkeypatch: Any, refused: Any, name: str
+    api: HfApi, asked: list[Any], tmp_path: Path, monkeypatch: Any, refused: Any, name: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HUBMERGE_RESULTS", f"{name}-results")
-    write(tmp_path, SWEEP if "--pick" in more else RECIPE)
-    command = ["run", *more, "--to", f"{name}-merge", "--evaluate", "zoo", "--private"]
+    to = ["--to", f"{name}-merge", "--evaluate", "zoo", "--private"]
     api.create_repo(f"{name}-results", repo_type="dataset")
+    command = ["run", "--sweep", write(tmp_path, SWEEP), "--pick", *to]
+    assert "E_EVALUATION: a private model's answers would become public" in refused(*command)
+    command = ["run", write(tmp_path, RECIPE), *to]
     assert "E_EVALUATION: a private model's answers would become public" in refused(*command)
     assert (asked, api.repo_exists(f"{name}-merge")) == ([], False)
     api.delete_repo(f"{name}-results", repo_type="dataset")
@@ -138,7 +138,6 @@ def test_a_sweep_without_a_choice_publishes_every_variant(
 @pytest.mark.parametrize(
     ("arguments", "results", "said"),
     [
-        ([], "", "E_RECIPE: name a recipe, or a sweep"),
         (["r.yaml", "--sweep", "s.yaml"], "", "E_RECIPE: name a recipe, or a sweep"),
         (["r.yaml", "--pick"], "", "E_RECIPE: --pick chooses"),
         (["r.yaml", "--evaluate", "mth"], "", "Did you mean math?"),

@@ -3,62 +3,33 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from builders import recipe_dict, write_parents, write_sweep
 from line import Killed, Line, Watcher
 
-from hubmerge import line as line_module
 from hubmerge.cli.main import main
-from hubmerge.engine.stream import StreamOptions
 from hubmerge.engine.usage import in_words, together, total
 from hubmerge.errors import CancelledError
-from hubmerge.hub.client import Hub
-from hubmerge.line import Request, merge_to_folders, prepare_variants
-from hubmerge.output.card import fetch_facts
-from hubmerge.plan import plan as planning
-from hubmerge.recipe.recipe import recipe_from_dict
 
 
-def test_a_resumed_merge_says_what_its_last_run_took_and_that_there_were_others(line: Line) -> None:
-    left = [5]
-
-    def stop(stage: str) -> None:
-        left[0] -= stage == "merge"
-        if left[0] < 0:
-            raise Killed
-
-    line.watcher.seen = stop
-    with pytest.raises(Killed):
-        line.to_hub()
-    line.watcher.seen = lambda stage: None
-    line.to_hub()
-    environment = line.report()["environment"]
-    assert environment["resumed"] is True
-    assert environment["fetch"]["hits"] > 0
-    assert environment["seconds"] > 0
+def took(memory: int, disk: int, **fetch: int) -> dict[str, Any]:
+    return {"peak_rss_bytes": memory, "disk_high_water_bytes": disk, "fetch": fetch}
 
 
-def test_processes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and_disk() -> None:
-    def took(memory: int, disk: int, **fetch: int) -> dict[str, Any]:
-        return {"peak_rss_bytes": memory, "disk_high_water_bytes": disk, "fetch": fetch}
-
+def test_processes_and_passes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and_disk() -> None:
     one = took(100, 60, bytes=5, shards=1, high_water_bytes=4, hits=0, ranged_shards=1)
     two = took(80, 70, bytes=7, shards=2, high_water_bytes=3, hits=4, ranged_shards=0)
-    both = total([one, two], 50)
     fetch = {"bytes": 12, "shards": 3, "high_water_bytes": 4, "hits": 4, "ranged_shards": 1}
+    both = total([one, two], 50)
     assert both == took(100, 70, **fetch, budget_bytes=50, processes=2)
-    words = in_words({**both, "processes": 2})
-    assert words == (
+    assert together([one, two]) == took(100, 70, **fetch)
+    assert together([both, both])["fetch"]["processes"] == 2
+    assert in_words({**both, "processes": 2}) == (
         "fetched 12 B (shards: 3 whole, 1 by ranges), 4 found on disk by a later pass or run, disk at most 70 B, "
         "memory at most 100 B in the largest of 2 processes"
-    )
-    assert dict(fetch_facts(both["fetch"]))["Inputs on disk"].startswith(
-        "4 B at their peak in the largest of 2 processes"
     )
     assert "processes" not in total([one], 50)["fetch"]
     assert "fetch" not in total([one], None)
@@ -84,98 +55,29 @@ def test_a_merge_ends_with_a_line_of_what_it_took(
     assert (line["fetched_bytes"], line["fetched_shards"], line["fetched_hits"]) == (0, 0, 0)
 
 
-def test_a_sweep_ends_with_a_line_of_what_all_its_variants_took(
-    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = write_sweep(recipe_file, {"method": ["ram", "linear"]})
-    command = ["sweep", str(sweep), "--device", "cpu", "--resume", "--out", str(tmp_path / "out")]
-    assert main(command) == 0
-    assert capsys.readouterr().out.startswith("nothing fetched, disk at most ")
-    assert main(command) == 0
-    assert "nothing fetched" not in capsys.readouterr().out, "what it took, it took then"
-
-
-def test_passes_of_a_sweep_add_up_what_they_fetched_and_the_largest_counts_of_memory_and_disk() -> None:
-    def ran(peak: int, **fetch: int) -> dict[str, Any]:
-        return {"peak_rss_bytes": peak, "disk_high_water_bytes": 100 - peak, "processes": 1, "fetch": fetch}
-
-    one = ran(10, bytes=5, shards=1, ranged_shards=0, hits=0, high_water_bytes=9, budget_bytes=50)
-    two = ran(20, bytes=2, shards=0, ranged_shards=1, hits=3, high_water_bytes=8, budget_bytes=50)
-    found = together([one, two])
-    assert (found["peak_rss_bytes"], found["disk_high_water_bytes"]) == (20, 90)
-    fetched = {"bytes": 7, "shards": 1, "ranged_shards": 1, "hits": 3, "high_water_bytes": 9, "budget_bytes": 50}
-    assert found["fetch"] == fetched
-    assert in_words(found).startswith("fetched 7 B (shards: 1 whole, 1 by ranges), 3 found on disk")
-    without = {key: value for key, value in one.items() if key != "fetch"}
-    assert "fetch" not in together([without, without])
-
-
-SMALL = 20_000
-
-
 def ended_at(stage: str, error: BaseException) -> Watcher:
     watcher = Watcher()
     watcher.at[stage] = Mock(side_effect=error)
     return watcher
 
 
-def shard_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("uploaded", [False, True], ids=["folder", "hub"])
-def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verified(line: Line, uploaded: bool) -> None:
+def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verified(line: Line) -> None:
     line.watcher = ended_at("card", Killed())  # all shards are finished
     with pytest.raises(Killed):
         line.to_folder()
-    there = shard_bytes(line.out)
+    assert "verify" not in line.watcher.stages
+    there = sum(path.stat().st_size for path in line.out.glob("*.safetensors"))
     assert there > 1_000_000
     line.watcher = ended_at("verify", CancelledError("the job was cancelled"))
     with pytest.raises(CancelledError):
-        line.to_hub() if uploaded else line.to_folder()
+        line.to_folder()
     assert line.watcher.stages == ["verify"]
     line.watcher = told = Watcher()
-    if uploaded:
-        line.to_hub()
-        assert line.published() == line.undisturbed
-    else:
-        assert line.to_folder() == line.undisturbed
+    line.to_hub()
+    assert line.published() == line.undisturbed
+    assert line.report()["environment"]["resumed"] is True
     assert told.stages[0] == "verify"
     assert told.stages.count("verify") == 1
     verified = [(done, total) for stage, done, total in told.bytes if stage == "verify"]
     assert (verified[0], verified[-1]) == ((0, there), (there, there))
-
-
-@pytest.mark.slow
-def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        line_module, "make_plan", lambda *models, **more: planning.make_plan(*models, max_shard_bytes=SMALL, **more)
-    )
-    folders = write_parents(tmp_path)
-    recipes = [recipe_from_dict(recipe_dict(folders[0], folders[1:], method)) for method in ("ram", "linear")]
-    hub = Hub("http://127.0.0.1:9")
-    outs = [tmp_path / "ram", tmp_path / "linear"]
-
-    def merge(observer: Any) -> None:
-        merges = zip(prepare_variants(recipes, hub, Request(allow_local=True)), outs, strict=True)
-        options = StreamOptions(threads=1, backend="eager")
-        merge_to_folders([*merges], hub, replace(options, cache=tmp_path / "in"), observer)
-
-    with pytest.raises(Killed):
-        merge(ended_at("card", Killed()))
-    told = Watcher()
-    merge(told)
-    both = sum(map(shard_bytes, outs))
-    assert told.stages == ["verify", "merge", "card"]
-    assert {total for _, _, total in told.bytes} == {both}
-    assert told.bytes[-1] == ("verify", both, both)
-
-
-@pytest.mark.slow
-def test_a_merge_that_begins_or_is_finished_verifies_nothing(line: Line) -> None:
-    for _ in range(2):
-        assert line.to_folder() == line.undisturbed
-    assert "verify" not in line.watcher.stages

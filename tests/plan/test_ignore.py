@@ -15,7 +15,6 @@ from source_helpers import lora, pair, write_adapter
 
 from hubmerge.cli.main import main
 from hubmerge.errors import RecipeError
-from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import sweep_from_dict
 from hubmerge.text.plain_yaml import load_plain_yaml
@@ -74,9 +73,6 @@ def test_the_line_that_the_refusal_says_is_the_one_that_helps(tmp_path: Path, ba
         f"{ppo}: 2 tensors left out by `ignore`: v_head.summary.bias, v_head.summary.weight",
         f"{old}: 2 tensors left out by `ignore`: {', '.join(INV_FREQ)}",
     ]
-
-
-def test_the_line_keeps_the_patterns_that_are_there(tmp_path: Path, base: Path, plain: Path):
     both = agent(tmp_path / "both", 1, {**HEAD, "score.weight": tensor(np.ones((1, 16)))})
     assert line_in(refused(base, both, plain, ignore=["v_head.*"])) == ["v_head.*", "score.weight"]
 
@@ -98,49 +94,27 @@ def test_another_model_is_not_explained_away(tmp_path: Path, base: Path, plain: 
     assert not any("into the recipe" in text for text in refused(base, empty, plain))
 
 
-def test_no_line_helps_where_a_name_stands_for_a_tensor_of_all_models_too(tmp_path: Path):
-    """A pattern is held against names without PEFT's wrapper, too."""
-    wrapped = {f"base_model.model.{name}": t for name, t in BASE.items()}
-    base, one, two = (
-        write_model(tmp_path / name, {**wrapped, **more}, config=llama_config(BASE))
-        for name, more in (("base", {}), ("one", {Q: BASE[Q]}), ("two", {}))
-    )
-    (told,) = [text for text in refused(base, one, two) if "tensors that the base does not have" in text]
-    assert f"got {Q}. Remove {one}" in told
-
-
-@pytest.mark.parametrize("wrapper", ["", "base_model.model."])
-def test_an_adapter_that_was_saved_beside_its_weights_is_not_to_be_ignored(
-    tmp_path: Path, base: Path, plain: Path, wrapper: str
-):
+def test_an_adapter_that_was_saved_beside_its_weights_is_not_to_be_ignored(tmp_path: Path, base: Path, plain: Path):
     """It is all that the agent has learned, and PEFT's wrapper keeps it apart from the weights."""
     module = Q.removesuffix(".weight")
     a, b = lora((16, 16))
     saved = {**BASE, f"{module}.base_layer.weight": BASE[Q]}
     saved |= {f"{module}.lora_A.default.weight": tensor(a), f"{module}.lora_B.default.weight": tensor(b)}
     del saved[Q]
-    tensors = {f"{wrapper}{name}": t for name, t in saved.items()}
+    tensors = {f"base_model.model.{name}": t for name, t in saved.items()}
     unmerged = write_model(tmp_path / "unmerged", tensors, config=llama_config(BASE))
-    (told,) = refused(base, unmerged, plain)
+    told, *others = refused(base, unmerged, agent(tmp_path / "ppo", 1, HEAD))
     assert f"an adapter that is not merged into the weights beside it in {unmerged}" in told
-    assert f"{wrapper}{module}.lora_A.default.weight" in told
-    assert "Save it anew after PEFT's merge_and_unload()" in told
-    listed = refused(base, unmerged, agent(tmp_path / "ppo", 1, HEAD))
-    assert line_in(listed) == ["v_head.*"], "what helps with the other agent is said all the same"
+    assert f"{module}.lora_A.default.weight" in told
+    assert line_in(others) == ["v_head.*"], "what helps with the other agent is said all the same"
 
 
 def test_a_layer_of_an_adapter_that_has_another_name_in_the_files_is_to_be_merged_by_peft(
     tmp_path: Path, base: Path, plain: Path
 ):
     """PEFT names layers as the class does; where it adapts one it may store that whole, too."""
-    name = "output.weight"
-    full = {f"base_model.model.{name.removesuffix('weight')}base_layer.weight": BASE["lm_head.weight"]}
     factors = pair(Q.removesuffix(".weight"), *lora((16, 16)))
-    both = write_adapter(tmp_path / "both", {**full, **factors, **pair("output", *lora((40, 16)))})
-    (told,) = refused(base, both, plain)
-    assert f"an adapter of tensors that the base does not have in {both}" in told
-    assert "ignore" not in told
-    saved = write_adapter(tmp_path / "saved", {**factors, f"base_model.model.{name}": BASE["lm_head.weight"]})
+    saved = write_adapter(tmp_path / "saved", {**factors, "base_model.model.output.weight": BASE["lm_head.weight"]})
     (told,) = refused(base, saved, plain)
     assert 'ignore: ["output.weight"]' in told
     assert told.endswith("If it is this one: merge the adapter into its base with PEFT and use the result as an agent.")
@@ -150,26 +124,21 @@ def test_a_layer_of_an_adapter_that_has_another_name_in_the_files_is_to_be_merge
 
 
 def test_ignored_parts_of_the_base_are_its_bits_and_are_not_counted(tmp_path: Path, base: Path, plain: Path):
-    other = agent(tmp_path / "other", 1, HEAD)
-    plainly = merged(tmp_path / "all", base, plain, agent(tmp_path / "without", 1))
-    result = merged(tmp_path / "out", base, plain, other, ignore=["*.mlp.*", "v_head.*", "model.norm.*"])
-    for name, t in result.items():
-        expected = BASE if ".mlp." in name or name == "model.norm.weight" else plainly
-        assert t.same_bits(expected[name]), name
-    report = json.loads((tmp_path / "out" / "hubmerge.json").read_text())
-    counted = sum(t.raw.size for n, t in BASE.items() if ".mlp." not in n and n != "model.norm.weight")
-    assert report["statistics"]["total"]["elements"] == counted
-    assert "ignore:" in (tmp_path / "out" / "README.md").read_text()
-    assert "7 tensors kept unchanged by" in (tmp_path / "out" / "README.md").read_text()
-
-
-def test_an_ignored_tensor_may_have_any_shape_and_dtype_in_an_agent(tmp_path: Path, base: Path, plain: Path):
+    """Whatever an agent has in their place."""
+    ignored = {n for n in BASE if ".mlp." in n or n in ("model.norm.weight", "lm_head.weight", Q)}
     odd = {"lm_head.weight": tensor(np.ones((7, 3))), Q: tensor(np.ones((16, 16)), "I64")}
-    folder = agent(tmp_path / "odd", 1, odd)
-    assert len(refused(base, folder, plain)) == 2
-    result = merged(tmp_path / "out", base, folder, plain, ignore=["lm_head.weight", Q])
-    assert result["lm_head.weight"].same_bits(BASE["lm_head.weight"])
-    assert result[Q].same_bits(BASE[Q])
+    other = agent(tmp_path / "other", 1, {**HEAD, **odd})
+    assert len(refused(base, other, plain, ignore=["v_head.*"])) == 2
+    plainly = merged(tmp_path / "all", base, plain, agent(tmp_path / "without", 1))
+    ignore = ["*.mlp.*", "v_head.*", "model.norm.*", "lm_head.weight", Q]
+    result = merged(tmp_path / "out", base, plain, other, ignore=ignore)
+    for name, t in result.items():
+        assert t.same_bits((BASE if name in ignored else plainly)[name]), name
+    report = json.loads((tmp_path / "out" / "hubmerge.json").read_text())
+    assert report["statistics"]["total"]["elements"] == sum(t.raw.size for n, t in BASE.items() if n not in ignored)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "ignore:" in card
+    assert "9 tensors kept unchanged by" in card
 
 
 def test_names_that_differ_by_a_prefix_are_the_bases(tmp_path: Path, base: Path, plain: Path):
@@ -202,15 +171,12 @@ def test_an_ignored_part_of_an_fp8_base_is_what_its_scales_say(tmp_path: Path, p
     assert np.array_equal(f32(result[Q]), f32(tensor(f32(values) * 0.125, "BF16")))
 
 
-def test_ignoring_everything_leaves_nothing_to_merge(base: Path, plain: Path, tmp_path: Path):
-    assert any("`ignore` names every tensor" in t for t in refused(base, plain, agent(tmp_path / "a", 1), ignore=["*"]))
-
-
-def test_a_pattern_that_matches_nothing_is_said_to(base: Path, plain: Path, tmp_path: Path):
-    plan = plan_of(base, plain, agent(tmp_path / "a", 1), ignore=["vhead.*", "lm_head.weight"])
-    assert [w for w in plan.warnings if "matches no tensor" in w] == [
-        "`ignore`: 'vhead.*' matches no tensor of the base or an agent"
-    ]
+def test_patterns_of_everything_and_of_nothing_are_told(base: Path, plain: Path, tmp_path: Path):
+    other = agent(tmp_path / "a", 1)
+    assert any("`ignore` names every tensor" in t for t in refused(base, plain, other, ignore=["*"]))
+    plan = plan_of(base, plain, other, ignore=["vhead.*", "lm_head.weight"])
+    assert "`ignore`: 'vhead.*' matches no tensor of the base or an agent" in plan.warnings
+    assert not any("lm_head.weight' matches" in warning for warning in plan.warnings)
 
 
 # --- as part of a recipe ------------------------------------------------------------------------------------------
@@ -221,11 +187,8 @@ def test_a_pattern_that_matches_nothing_is_said_to(base: Path, plain: Path, tmp_
     [
         (["a"] * 33, "there are 33 patterns, and 32 are the most"),
         (["a" * 257], "is no pattern"),
-        ([""], "is no pattern"),
-        (["a\nb"], "is no pattern"),
         (["a" + "*" * 9], "more than 8 stars"),
         ([3], "a pattern is text"),
-        (3, "must be a list of patterns"),
         ({"a": 1}, "must be a list of patterns"),
     ],
 )
@@ -234,23 +197,8 @@ def test_patterns_that_cannot_be_are_refused(value: Any, words: str):
         recipe_from_dict({"base": "org/b", "agents": ["org/a"], "method": "ram", "ignore": value})
 
 
-def test_it_is_part_of_the_identity_only_where_it_is_given(base: Path, plain: Path, tmp_path: Path):
-    folders = base, plain, agent(tmp_path / "a", 1)
-    without = plan_of(*folders)
-    assert plan_of(*folders, ignore=[]).identity == without.identity
-    one, other = (plan_of(*folders, ignore=given) for given in (["x", "y"], ["y", "x", "x"]))
-    assert one.identity == other.identity != without.identity
-    assert "ignore" not in without.recipe.to_dict()
-
-
-def test_it_survives_yaml_and_the_form(base: Path):
-    made = recipe_from_dict({"base": "org/b", "agents": ["org/a"], "method": "ram", "ignore": "v_head.*"})
-    assert made.ignore == ("v_head.*",)
-    assert recipe_from_yaml(made.to_yaml()) == made
-
-
 def test_variants_of_a_sweep_share_it():
-    shared = {"base": "org/b", "agents": ["org/a"], "ignore": ["v_head.*"], "sweep": [{"method": ["ram", "linear"]}]}
+    shared = {"base": "org/b", "agents": ["org/a"], "ignore": "v_head.*", "sweep": [{"method": ["ram", "linear"]}]}
     assert {r.ignore for _, r in sweep_from_dict(shared).variants} == {("v_head.*",)}
 
 
@@ -261,7 +209,5 @@ def test_an_agent_that_only_changed_what_is_ignored_is_not_called_the_base(
     path = tmp_path / "r.yaml"
     path.write_text(recipe(base, plain, other, ignore=[Q]).to_yaml())
     assert main(["merge", str(path), "--out", str(tmp_path / "out")]) == 1
-    error = capsys.readouterr().err
-    assert f"E_INCOMPATIBLE: an agent changed none of the merged tensors in {other}" in error
-    assert "got the base's value in every element" in error
+    assert f"E_INCOMPATIBLE: an agent changed none of the merged tensors in {other}" in capsys.readouterr().err
     assert not (tmp_path / "out" / "hubmerge.json").exists()

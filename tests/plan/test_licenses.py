@@ -22,17 +22,11 @@ def summary(decision: LicenseDecision) -> tuple[str, str | None, tuple[str, ...]
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
-        (["apache-2.0"] * 4, "apache-2.0"),
         (["mit", "apache-2.0"], "apache-2.0"),
-        (["cc0-1.0", "mit"], "mit"),
         (["MIT ", "mit"], "mit"),
-        (["apache-2.0", "cc-by-nc-4.0"], "cc-by-nc-4.0"),
         (["cc-by-nc-4.0", "cc-by-nc-sa-4.0", "mit"], "cc-by-nc-sa-4.0"),
-        (["apache-2.0", "gpl-3.0"], "gpl-3.0"),
         (["lgpl-3.0", "gpl-3.0", "agpl-3.0"], "agpl-3.0"),
-        (["cc-by-4.0", "cc-by-sa-4.0"], "cc-by-sa-4.0"),
         (["apache-2.0", "llama3.1"], "llama3.1"),
-        (["gemma", "mit"], "gemma"),
     ],
 )
 def test_the_strictest_input_wins(inputs: list[str], expected: str):
@@ -46,12 +40,10 @@ def test_the_strictest_input_wins(inputs: list[str], expected: str):
     ("inputs", "name"),
     [
         (["gpl-3.0", "cc-by-sa-4.0"], "gpl-3.0-and-cc-by-sa-4.0"),
-        (["gpl-2.0", "gpl-3.0"], "gpl-2.0-and-gpl-3.0"),
         (["apache-2.0", "gpl-2.0"], "apache-2.0-and-gpl-2.0"),
-        (["llama3.1", "llama3.2"], "llama3.1-and-llama3.2"),
-        (["llama3", "cc-by-nc-4.0", "mit"], "llama3-and-cc-by-nc-4.0"),
+        (["afl-3.0", "agpl-3.0"], "afl-3.0-and-agpl-3.0"),
+        (["llama3.1", "llama3.2", "mit"], "llama3.1-and-llama3.2"),
         (["openrail++", "openrail"], "openrail-and-openrailpp"),
-        (["apache-2.0", "cc-by-4.0"], "apache-2.0-and-cc-by-4.0"),
     ],
 )
 def test_licenses_that_do_not_include_each_other_become_other_and_are_all_named(inputs: list[str], name: str):
@@ -63,7 +55,7 @@ def test_licenses_that_do_not_include_each_other_become_other_and_are_all_named(
         assert part.replace("pp", "++") in decision.reason
 
 
-@pytest.mark.parametrize("stated", [None, "", "license", "qwen", "unknown", "other", "cc", "mit\n---\n<script>"])
+@pytest.mark.parametrize("stated", [None, "license", "unknown", "mit\n---\n<script>"])
 def test_an_unclear_license_is_a_question_and_never_a_default(stated: str | None):
     decision = strictest(["apache-2.0", stated])
     assert decision.needs_choice
@@ -79,45 +71,34 @@ def test_an_unclear_license_is_a_question_and_never_a_default(stated: str | None
 def test_a_license_that_forbids_derivatives_is_refused(stated: str):
     with pytest.raises(RecipeError, match="forbids derivatives"):
         strictest(["mit", stated])
-    with pytest.raises(RecipeError, match="forbids derivatives"):
-        strictest([stated_license({"license": ["mit", stated]})])
-    with pytest.raises(RecipeError, match="forbids derivatives"):
-        strictest([stated_license({"license": "other", "license_name": stated})])
+    for card in ({"license": ["mit", stated]}, {"license": "other", "license_name": stated}):
+        with pytest.raises(RecipeError, match="forbids derivatives"):
+            strictest([stated_license(card)])
     with pytest.raises(RecipeError):
         choose(strictest(["mit"]), stated)
 
 
-@pytest.mark.parametrize(
-    ("listed", "expected"),
-    [(["MIT"], "mit"), (["apache-2.0", "cc-by-nc-4.0"], "cc-by-nc-4.0"), (["mit", "license"], "unknown")],
-)
-def test_every_license_that_a_card_lists_binds(listed: list[str], expected: str):
-    assert strictest(["mit", stated_license({"license": listed})]).id == expected
-
-
-def test_a_card_that_lists_thousands_of_names_is_a_short_question():
+def test_every_license_that_a_card_lists_binds():
+    assert strictest(["mit", stated_license({"license": ["apache-2.0", "cc-by-nc-4.0"]})]).id == "cc-by-nc-4.0"
     decision = strictest([stated_license({"license": ["mit", *map(str, range(10_000))]})])
     assert decision.needs_choice
     assert decision.binding == ("mit",)
     assert decision.reason.count("no license id of the Hub") == 1
-
-
-@pytest.mark.parametrize("card", [{}, {"license": []}, {"license": [None]}, {"license": 3}, {"license": ""}])
-def test_a_card_without_a_license_s_name_states_none(card: dict[str, object]):
-    assert stated_license(card) is None
+    for nothing in ({}, {"license": []}, {"license": [None]}, {"license": 3}):
+        assert stated_license(nothing) is None
 
 
 def test_a_chosen_license_may_be_stricter_but_not_more_permissive_than_the_known_inputs():
     decision = strictest(["cc-by-nc-4.0", "license"])
     assert choose(decision, "cc-by-nc-sa-4.0").id == "cc-by-nc-sa-4.0"
     assert choose(decision, "CC-BY-NC-4.0").id == "cc-by-nc-4.0"
-    for too_permissive in ("apache-2.0", "gpl-3.0", "gemma", "cc-by-nc-3.0"):
+    for too_permissive in ("apache-2.0", "gpl-3.0", "cc-by-nc-3.0"):
         with pytest.raises(RecipeError, match=r"cc-by-nc-4\.0"):
             choose(decision, too_permissive)
 
 
 def test_a_choice_must_name_a_text():
-    for nothing in ("unknown", "cc", "license", "my own", ""):
+    for nothing in ("unknown", "my own", ""):
         with pytest.raises(RecipeError, match=r"not a license.*such as apache-2\.0"):
             choose(strictest([None]), nothing)
 
@@ -164,13 +145,6 @@ def test_licenses_within_a_name_of_one_s_own_bind_the_choice(name: str, binding:
     assert choose(decision, "other").name == terms
 
 
-def test_a_choice_keeps_the_reason_for_which_it_was_asked():
-    chosen = choose(strictest(["license", "mit"]), "mit")
-    assert "chosen by the user" in chosen.reason
-    assert "'license'" in chosen.reason
-    assert chosen.as_dict() == {"id": "mit", "reason": chosen.reason}
-
-
 def test_every_license_of_the_hub_is_known_refused_or_undecided():
     assert set(KNOWN) | NO_DERIVATIVES | UNDECIDED == LICENSES
     assert not set(KNOWN) & (NO_DERIVATIVES | UNDECIDED)
@@ -183,15 +157,6 @@ def test_covering_is_a_partial_order():
         for b in covered[a] - {a}:
             assert a not in covered[b]
             assert covered[b] <= covered[a]
-
-
-@pytest.mark.parametrize(
-    ("free", "gnu"),
-    [("apache-2.0", "gpl-2.0"), ("apache-2.0", "lgpl-2.1"), ("afl-3.0", "agpl-3.0"), ("bsd", "gpl-3.0")],
-)
-def test_what_a_gnu_license_must_not_take_up_stays_beside_it(free: str, gnu: str):
-    assert not covers(gnu, free)
-    assert strictest([free, gnu]).id == "other"
 
 
 @given(several, st.randoms(use_true_random=False))

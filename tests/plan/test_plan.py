@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import pytest
 from builders import random_base, sparse_agent, tensor, write_model
@@ -58,17 +59,12 @@ BAD: dict[str, tuple[Model, str]] = {
         model("org/x", {**SHAPES, NORM: (5,)}),
         "other shapes in org/x@6f72672f7800: expected the base's shapes, got model.norm.weight: 4 → 5",
     ),
-    "transposed": (
-        model("org/x", {**SHAPES, "model.layers.0.mlp.up_proj.weight": (4, 6)}),
-        "got model.layers.0.mlp.up_proj.weight: 6×4 → 4×6",
-    ),
     "missing": (model("org/x", without(NORM)), "missing tensors in org/x@6f72672f7800: expected model.norm"),
     "extra": (
         model("org/x", {**SHAPES, "model.extra": (2,)}),
         "tensors that the base does not have in org/x@6f72672f7800: got model.extra",
     ),
     "dtype": (model("org/x", dtypes={NORM: "F64"}), "got model.norm.weight (F64)"),
-    "integers": (model("org/x", dtypes={NORM: "I32"}), "got model.norm.weight (I32)"),
     "quantized": (
         model("org/x", config={**CONFIG, "quantization_config": {"quant_method": "gptq"}}),
         "quantized weights",
@@ -82,7 +78,6 @@ BAD: dict[str, tuple[Model, str]] = {
         model("org/x", sha256=A.files["model.safetensors"].sha256),
         "the same agent stands twice in org/x",
     ),
-    "another agent": (A, "the same agent stands twice in org/a"),
 }
 
 
@@ -91,11 +86,10 @@ def test_an_agent_that_does_not_fit_is_named_with_its_reason(name: str):
     agent, words = BAD[name]
     (problem,) = problems(BASE, A, B, agent)
     assert words in problem
-    assert "Remove" in problem or "dtype" in problem or "quantization" in problem
 
 
 def test_all_problems_of_all_agents_are_listed_together():
-    agents = [agent for agent, _ in BAD.values() if agent not in (BASE, A)]
+    agents = [agent for agent, _ in BAD.values() if agent is not BASE]
     bad = [replace(a, ref=ModelRef("hub", f"org/bad-{n}", f"{n:040x}")) for n, a in enumerate(agents)]
     listed = problems(BASE, A, *bad)
     for number in range(len(bad)):
@@ -146,13 +140,6 @@ def test_weights_of_integers_are_refused_before_they_are_fetched_though_no_confi
     assert {t.name for t in plan(*models, ignore=[weight]).tensors() if t.action == "copy"} == {weight, positions}
 
 
-def test_many_tensors_are_counted_rather_than_all_named():
-    shapes = {**SHAPES, **{f"extra.{i}": (1,) for i in range(12)}}
-    (problem,) = problems(BASE, A, model("org/x", shapes))
-    assert "extra.4 and 7 more" in problem
-    assert "extra.5" not in problem
-
-
 def test_thousands_of_strange_tensors_are_told_at_once():
     begin = process_time()
     (problem,) = problems(BASE, A, model("org/x", {**SHAPES, **{f"x{i}z": (1,) for i in range(3000)}}))
@@ -164,8 +151,7 @@ def test_thousands_of_strange_tensors_are_told_at_once():
 
 
 def test_a_hostile_config_does_not_flood_the_message():
-    (problem,) = problems(BASE, A, model("org/x", config={**CONFIG, "hidden_size": ["x" * 10_000]}))
-    assert len(problem) < 500
+    assert len(problems(BASE, A, model("org/x", config={**CONFIG, "hidden_size": ["x" * 10_000]}))[0]) < 500
 
 
 def test_floats_of_several_dtypes_can_be_merged():
@@ -174,17 +160,12 @@ def test_floats_of_several_dtypes_can_be_merged():
     assert [i.entry.dtype for t in made.tensors() if t.name == NORM for i in t.inputs] == ["BF16", "F32", "F16"]
 
 
-def test_what_does_not_forbid_a_merge_is_a_warning():
-    tokenizer = FileInfo("tokenizer.json", 10, "a" * 64)
-    base = model("org/base", files={"tokenizer.json": tokenizer})
-    same = model("org/a", files={"tokenizer.json": tokenizer})
-    files = {"tokenizer.json": FileInfo("tokenizer.json", 10, "b" * 64)}
-    other = model("org/b", config={**CONFIG, "rope_theta": 1e6}, files=files)
-    warnings = plan(base, same, other).warnings
-    assert [w.split(" in config.json")[0].split(" differs")[0] for w in warnings] == [
-        "org/b: rope_theta",
-        "org/b: tokenizer.json",
-    ]
+def test_another_tokenizer_does_not_forbid_a_merge_and_is_told():
+    base, same, other = (
+        model(name, files={"tokenizer.json": FileInfo("tokenizer.json", 10, digest * 64)})
+        for name, digest in (("org/base", "a"), ("org/a", "a"), ("org/b", "b"))
+    )
+    assert [w.split(" differs")[0] for w in plan(base, same, other).warnings] == ["org/b: tokenizer.json"]
 
 
 def test_an_agent_of_fewer_bits_than_the_base_is_told_of_its_rounding():
@@ -196,53 +177,58 @@ def test_an_agent_of_fewer_bits_than_the_base_is_told_of_its_rounding():
     assert plan(model("org/base"), wider, finer).warnings == ()
 
 
-def test_settings_that_versions_of_transformers_write_differently_are_the_same():
-    before = {**CONFIG, "rope_theta": 1e6, "num_key_value_heads": None}
-    yarn = {"type": "yarn", "factor": 4.0}
-    for old, new in ((None, {"rope_type": "default"}), (yarn, {**yarn, "rope_type": "yarn"})):
-        base = model("org/base", config={**before, "rope_scaling": old})
-        config = {**CONFIG, "rope_parameters": {**new, "rope_theta": 1e6}, "num_key_value_heads": 2}
-        assert plan(base, model("org/a", config=config), model("org/b", config=base.config)).warnings == ()
-        config["rope_parameters"]["factor"] = 2.0
-        [warning] = plan(base, model("org/a", config=config), model("org/b", config=base.config)).warnings
-        assert "org/a: rope_scaling in config.json differs from the base" in warning
+ROPE_AT = {"rope_theta": 1e6}
+ROPE = {**CONFIG, **ROPE_AT}
+YARN = {"type": "yarn", "factor": 4.0}
+GEMMA = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+QWEN = {"rope_type": "default", "type": "mrope", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
+UNUSED = {**ROPE, "sliding_window": 32768, "use_sliding_window": False}
+NO_TIE = {key: value for key, value in ROPE.items() if key != "tie_word_embeddings"}
+INNER = {**UNUSED, "sliding_window": None, "rope_theta": None, "rope_parameters": QWEN}
+# what an earlier version of transformers writes, and what a later one does
+WRITTEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "no scaling": (ROPE, {**CONFIG, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "scaling": ({**ROPE, "rope_scaling": YARN}, {**CONFIG, "rope_parameters": {**YARN, "rope_type": "yarn"} | ROPE_AT}),
+    "a default of the class": (NO_TIE, {**ROPE, "tie_word_embeddings": False, "num_key_value_heads": 2}),
+    "Gemma 3": ({**ROPE, "rope_local_base_freq": 1e4}, {**CONFIG, "rope_parameters": GEMMA}),
+    "GLM": (
+        {**ROPE, "partial_rotary_factor": 0.5},
+        {**CONFIG, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5} | ROPE_AT},
+    ),
+    "the language model inside, of Qwen2.5-VL": (
+        {**UNUSED, "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}},
+        {"architectures": CONFIG["architectures"], "text_config": INNER},
+    ),
+}
 
 
-def test_what_a_class_has_by_default_is_no_difference_where_one_config_does_not_state_it():
-    """As transformers 4 and 5 save Gemma 3 and GLM."""
-    rotated = {"partial_rotary_factor": 0.5}
-    layers = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
-    partial = {"rope_type": "default", "rope_theta": 1e6, **rotated}
-    old = {key: value for key, value in CONFIG.items() if key != "tie_word_embeddings"} | {"rope_theta": 1e6}
-    for more, rope in (({"rope_local_base_freq": 1e4}, layers), (rotated, partial), ({}, partial)):
-        base = model("org/base", config={**old, **more})
-        new = {**old, "rope_theta": None, "tie_word_embeddings": False, "rope_parameters": rope}
-        assert plan(base, model("org/a", config=new), model("org/b", config=base.config)).warnings == ()
+@pytest.mark.parametrize(("old", "new"), WRITTEN.values(), ids=WRITTEN)
+def test_settings_that_versions_of_transformers_write_differently_are_the_same(
+    old: dict[str, Any], new: dict[str, Any]
+):
+    base, same = model("org/base", config=old), model("org/a", config=new)
+    assert plan(base, same, model("org/b", config=old)).warnings == ()
 
 
 @pytest.mark.parametrize(
-    ("key", "ours", "theirs"),
-    [("num_experts_per_tok", 8, 4), ("layer_norm_eps", 1e-5, 1e-6), ("partial_rotary_factor", 0.5, 0.25)],
+    ("ours", "theirs", "told"),
+    [
+        ({"num_experts_per_tok": 8}, {"num_experts_per_tok": 4}, ["num_experts_per_tok"]),
+        ({"rope_scaling": YARN}, {"rope_parameters": {**YARN, "factor": 2.0} | ROPE_AT}, ["rope_scaling"]),
+        (
+            {},
+            {"text_config": {"rms_norm_eps": 0.5, "rope_theta": 1e4}, "rope_theta": None},
+            ["rope_theta", "rms_norm_eps"],
+        ),
+    ],
 )
-def test_an_agent_that_computes_otherwise_with_the_same_weights_is_told(key: str, ours: object, theirs: object):
-    base, agent = (model(f"org/{value}", config={**CONFIG, key: value}) for value in (ours, theirs))
-    [warning] = plan(base, agent, model("org/b", config=base.config)).warnings
-    assert f"{key} in config.json differs from the base ({ours} → {theirs}); the merge keeps" in warning
-
-
-def test_settings_of_the_language_model_inside_are_compared_wherever_they_stand():
-    """As Qwen2.5-VL lies on the Hub, and as transformers 5 saves it."""
-    sections = {"mrope_section": [2, 1, 1]}
-    unused = {"sliding_window": 32768, "use_sliding_window": False}
-    flat = {**CONFIG, **unused, "rope_theta": 1e6, "rope_scaling": {"type": "mrope", **sections}}
-    rope = {"rope_type": "default", "type": "mrope", "rope_theta": 1e6, **sections}
-    text = {**CONFIG, **unused, "sliding_window": None, "rope_parameters": rope}
-    nested = {"architectures": CONFIG["architectures"], "text_config": text}
-    base, same = model("org/base", config=flat), model("org/a", config=nested)
-    assert plan(base, same, model("org/b", config=flat)).warnings == ()
-    text = {**text, "rms_norm_eps": 0.5, "rope_parameters": {**rope, "rope_theta": 1e4}}
-    warnings = plan(base, same, model("org/b", config={**nested, "text_config": text})).warnings
-    assert [w.split(" in config.json")[0] for w in warnings] == ["org/b: rope_theta", "org/b: rms_norm_eps"]
+def test_an_agent_that_computes_otherwise_with_the_same_weights_is_told(
+    ours: dict[str, Any], theirs: dict[str, Any], told: list[str]
+):
+    base, agent = model("org/base", config={**ROPE, **ours}), model("org/a", config={**ROPE, **theirs})
+    warnings = plan(base, agent, model("org/b", config=base.config)).warnings
+    assert [w.split(" in config.json differs from the base")[0] for w in warnings] == [f"org/a: {key}" for key in told]
+    assert all("; the merge keeps" in w for w in warnings)
 
 
 # --- layout ------------------------------------------------------------------------------------------------------
@@ -255,6 +241,9 @@ def test_one_shard_holds_every_tensor_of_the_base_in_its_order():
     assert shard.filename == "model.safetensors"
     assert [t.name for t in shard.tensors] == list(SHAPES)
     assert made.elements == 32 + 24 + 4
+    assert [str(m) for m in (made.recipe.base, *(a.model for a in made.recipe.agents))] == [
+        f"{m.ref.id}@{m.ref.sha}" for m in (BASE, A, B)
+    ]
     assert made.output_bytes == len(shard.header) + 2 * 60
     assert [i.entry.name for i in shard.tensors[0].inputs] == ["model.embed_tokens.weight"] * 3
 
@@ -294,37 +283,23 @@ def test_mixed_dtypes_are_laid_out_so_that_every_tensor_is_aligned():
     assert [t.name for t in made.tensors()] == ["n", "scale", "w", "empty", "one", "flags"]
 
 
-@pytest.mark.parametrize(("name", "stored"), [("float32", "F32"), ("bfloat16", "BF16"), ("float16", "F16")])
-def test_the_recipe_decides_the_dtype_of_floats(name: str, stored: str):
-    dtypes = {NORM: "I64"}
-    models = [model(n, dtypes=dtypes) for n in ("org/base", "org/a", "org/b")]
-    made = plan(*models, dtype=name)
-    assert {t.name: (t.dtype, t.action) for t in made.tensors()} == {
-        "model.embed_tokens.weight": (stored, "merge"),
-        "model.layers.0.mlp.up_proj.weight": (stored, "merge"),
-        NORM: ("I64", "copy"),
-    }
-    assert_laid_out(made)
+def test_the_recipe_decides_the_dtype_of_floats():
+    models = [model(n, dtypes={NORM: "I64"}) for n in ("org/base", "org/a", "org/b")]
+    for name, stored in (("float32", "F32"), ("bfloat16", "BF16"), ("float16", "F16")):
+        made = plan(*models, dtype=name)
+        assert [(t.dtype, t.action) for t in made.tensors()] == [("I64", "copy"), *[(stored, "merge")] * 2]
+        assert_laid_out(made)
 
 
 def test_rounding_is_the_methods_default_and_written_out():
     made = plan(BASE, A, B, method="ram_plus")
     assert made.rounding == made.recipe.rounding == "stochastic"
-    assert plan(BASE, A, B, method="ram_plus", dtype="float16").rounding == "stochastic"
     assert plan(BASE, A, B, method="ram_plus", dtype="float32").rounding == "nearest"
+    assert plan(BASE, A, B, method="ram").rounding == "nearest"
     reference = plan(BASE, A, B, method="ram_plus", parameters={"preset": "reference"})
     assert (reference.recipe.dtype, reference.rounding) == ("float32", "nearest")
-    assert plan(BASE, A, B, method="ram").rounding == "nearest"
-    assert plan(BASE, A, B, method="ram_plus", rounding="nearest").rounding == "nearest"
     assert made.identity == plan(BASE, A, B, method="ram_plus", rounding="stochastic").identity
     assert made.identity != plan(BASE, A, B, method="ram_plus", rounding="nearest").identity
-
-
-def test_every_model_is_pinned():
-    made = plan(BASE, A, B)
-    assert [str(m) for m in (made.recipe.base, *(a.model for a in made.recipe.agents))] == [
-        f"{m.ref.id}@{m.ref.sha}" for m in (BASE, A, B)
-    ]
 
 
 def test_models_of_one_name_get_labels_that_differ():
