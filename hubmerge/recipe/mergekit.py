@@ -117,15 +117,6 @@ class Reading(Document):
     count as those of its source in one slice that is the whole model.
     """
 
-    def constant(self, key: str, default: float) -> float:
-        """A shared parameter that has one value for all tensors."""
-        found = self.number(key, default)
-        if isinstance(found, tuple):
-            step = "Give it one value."
-            self.refuse(f"`{key}` differs from tensor to tensor", "parameters", key, next_step=step)
-            return default
-        return found
-
     def flag(self, key: str, default: bool) -> bool:
         found: list[Any] = []
         for part in self.parts:
@@ -259,8 +250,6 @@ def _linear(reading: Reading) -> _Meaning:
             got="others" if total is None else total,
             next_step="Set normalize: true.",
         )
-    if total == 0:
-        reading.refuse("weights that add up to 0, so that their mean does not exist", "models")
     notes: tuple[str, ...] = ()
     if reading.document.get("base_model") is None:
         notes = (_NO_BASE.format(model=reading.base.name),)
@@ -304,14 +293,14 @@ def _dare_ties(reading: Reading) -> _Meaning:
 
 
 def _ram(reading: Reading) -> _Meaning:
-    return _Meaning("ram", reading.unweighted(), {"epsilon": reading.constant("epsilon", 1e-5)})
+    return _Meaning("ram", reading.unweighted(), {"epsilon": written(reading.number("epsilon", 1e-5))})
 
 
 def _ramplus_tl(reading: Reading) -> _Meaning:
     parameters = {
         "r": written(reading.number("r", 0.1)),
         "alpha": written(reading.number("alpha", 0.2)),
-        "epsilon": reading.constant("epsilon", 1e-5),
+        "epsilon": written(reading.number("epsilon", 1e-5)),
         "scope": "tensor",
     }
     return _Meaning("ram_plus", reading.unweighted(), parameters)

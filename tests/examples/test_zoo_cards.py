@@ -9,7 +9,7 @@ from itertools import islice
 
 import pytest
 from datasets import load_dataset
-from huggingface_hub import DatasetCard, ModelCard
+from huggingface_hub import DatasetCard
 from processes import ROOT
 
 from examples.zoo.cards import main, render
@@ -24,7 +24,6 @@ from examples.zoo.domains import (
     write_held_out,
 )
 from examples.zoo.evaluate import read_questions
-from examples.zoo.train import AGENT_NAMES, BASE_NAME
 
 
 def committed(zoo, domain, split):
@@ -94,21 +93,6 @@ def test_the_committed_cards_are_what_the_command_writes_from_the_figures(zoo, f
     assert main(["--zoo", str(tmp_path)]) == 0
     for path in cards:
         assert (tmp_path / path).read_text(encoding="utf-8") == (zoo / path).read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", [BASE_NAME, *AGENT_NAMES])
-def test_a_model_card_carries_license_lineage_and_scores(zoo, figures, name):
-    data = ModelCard.load(zoo / name / "README.md").data
-    assert (data.license, data.library_name, data.pipeline_tag) == ("apache-2.0", "transformers", "text-generation")
-    assert data.language is None
-    if name == BASE_NAME:
-        assert data.tags == ["hubmerge-zoo"]
-        assert data.base_model is None
-    else:
-        assert data.tags == ["hubmerge-zoo", "reinforcement-learning", "grpo"]
-        assert (data.base_model, data.base_model_relation) == ("zoo/base", "finetune")
-    scores = {result.dataset_config: result.metric_value for result in data.eval_results}
-    assert scores == {domain: figures.scores["test"][name][domain].accuracy for domain in DOMAIN_NAMES}
 
 
 def test_the_dataset_card_lets_datasets_load_both_splits_of_a_domain(zoo, tmp_path):

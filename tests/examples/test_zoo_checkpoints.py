@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.zoo import checkpoint
 from examples.zoo.domains import DOMAIN_NAMES, MAX_ANSWER_TOKENS
-from examples.zoo.evaluate import Score, complete, evaluate_model, main, read_questions
+from examples.zoo.evaluate import complete, evaluate_model, main, read_questions
 from examples.zoo.figures import EPSILON
 from examples.zoo.train import (
     AGENT_NAMES,
@@ -23,7 +23,6 @@ from examples.zoo.train import (
     sample,
     shrink_towards,
 )
-from hubmerge.errors import FormatError
 
 MODELS = (BASE_NAME, *AGENT_NAMES)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -85,13 +84,6 @@ def test_the_published_densities_are_those_of_a_count_by_hand(zoo, figures):
     assert figures.changed_by == tuple(count / total for count in changed_by)
 
 
-def test_a_score_has_the_accuracy_and_the_binomial_standard_error():
-    score = Score(correct=9, total=25)
-    assert score.accuracy == pytest.approx(0.36)
-    assert score.standard_error == pytest.approx(0.096)  # sqrt(0.36 * 0.64 / 25)
-    assert str(score) == "36.0 ± 9.6"
-
-
 @pytest.mark.parametrize("name", [BASE_NAME, *AGENT_NAMES])
 def test_the_published_accuracies_are_reproduced(zoo, figures, name):
     published = figures.scores["test"][name]
@@ -121,16 +113,6 @@ def test_completions_in_padded_batches_are_those_of_a_loop_over_single_prompts(z
     expected = [greedy_by_hand(model, tokenizer, prompt) for prompt in prompts]
     for batch_size in (7, 250):
         assert complete(model, tokenizer, prompts, batch_size) == expected, batch_size
-
-
-def test_a_missing_or_damaged_question_file_is_named(zoo, tmp_path, capsys):
-    assert main([str(zoo / BASE_NAME), "--eval-dir", str(tmp_path)]) == 1
-    told = capsys.readouterr().err
-    assert "E_SOURCE" in told
-    assert "math.jsonl" in told
-    (tmp_path / "math.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": "a"}\n')
-    with pytest.raises(FormatError, match=r"math\.jsonl:2"):
-        read_questions(tmp_path / "math.jsonl")
 
 
 def test_the_command_line_prints_json_and_a_table(zoo, capsys):

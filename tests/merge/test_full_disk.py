@@ -19,7 +19,6 @@ from unittest.mock import patch
 import pytest
 from builders import recipe_dict, write_parents
 from line import SHARDS, Line, Watcher, threads_left
-from processes import as_ada, python
 from small_disk import small_disk
 
 from hubmerge.engine import journal, sink, uncached
@@ -106,13 +105,6 @@ def test_a_budget_for_all_merges_counts_what_an_earlier_run_has_finished(tmp_pat
 
 # --- a disk of its own, into a folder ----------------------------------------------------------------------------
 
-UNDER_A_LIMIT = """
-import resource, sys
-from hubmerge.cli.main import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-sys.exit(main(sys.argv[2:]))
-"""
-
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
@@ -143,7 +135,7 @@ def whole_shards(line: Line) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in line.out.glob("*.safetensors")}
 
 
-@pytest.mark.parametrize(("stage", "left"), [("fetch", 200_000), ("merge", 0), ("merge", 400_000)])
+@pytest.mark.parametrize(("stage", "left"), [("fetch", 200_000), ("merge", 400_000)])
 def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(line: Line, disk: Path, stage: str, left: int) -> None:
     line.folder = disk / "job"
     line.watcher.at["fetch"] = lambda: fill(disk, left)
@@ -155,30 +147,11 @@ def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(line: Line, disk: P
     assert str(disk) in caught.value.problems[0].where, "on which disk to make room"
     assert not (line.out / "hubmerge.json").exists()
     before = whole_shards(line)
-    if (stage, left) == ("merge", 400_000):
+    if stage == "merge":
         assert before, "what was finished stays"
     (disk / "ballast").unlink()
     assert line.to_folder() == line.undisturbed
     assert before.items() <= whole_shards(line).items()
-
-
-def test_a_limit_on_file_sizes_is_an_error_with_exit_code_1_and_the_command_goes_on_without_it(line: Line) -> None:
-    """Inputs come in files of some 250 kB, the output is one of 1.1 MB."""
-    (line.folder / "recipe.yaml").write_text(str(line.recipe))
-    command = ["run", str(line.folder / "recipe.yaml"), "--to", line.target, "--license", "mit"]
-    variables = as_ada(line.process, line.folder)
-    refused = python("-c", UNDER_A_LIMIT, "400000", *command, **variables)
-    assert refused.returncode == 1
-    assert "E_DISK" in refused.stderr
-    assert "File too large" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    assert not line.api.repo_exists(line.target)
-    again = python("-m", "hubmerge", *command, **variables)
-    assert again.returncode == 0, again.stderr
-    assert line.commits() == 1
-    published = line.published()
-    assert published["tokenizer.json"] == line.undisturbed["tokenizer.json"]
-    assert "model.safetensors" in published
 
 
 @pytest.mark.parametrize("call", [0, 1, 2, 7])

@@ -6,7 +6,6 @@ import importlib
 import json
 import shutil
 import wave
-from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,25 +139,6 @@ def _t5(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer", "extra_ids": 10}))
 
 
-def _whisper(folder: Path) -> None:
-    ids = {"pad_token_id": 70, "bos_token_id": 70, "eos_token_id": 70, "decoder_start_token_id": 71}
-    encoder = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "max_source_positions": 1500}
-    decoder = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 24, "max_target_positions": 32}
-    sizes = {"vocab_size": 80, "d_model": 16, "num_mel_bins": 8, **encoder, **decoder}
-    config = t.WhisperConfig(**sizes, **ids, suppress_tokens=[], begin_suppress_tokens=[])
-    model = t.WhisperForConditionalGeneration(config)
-    model.generation_config = t.GenerationConfig(**ids, max_length=16)
-    model.save_pretrained(folder)
-    letters = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "Ġc", "ol", "our", "col"]
-    (folder / "vocab.json").write_text(json.dumps({w: i for i, w in enumerate(letters)}))
-    (folder / "merges.txt").write_text("#version: 0.2\no l\nc ol\n")
-    (folder / "normalizer.json").write_text(json.dumps({"colour": "color"}))
-    added = {str(i): {"content": c, "special": True} for i, c in ((70, "<|endoftext|>"), (71, "<|startoftranscript|>"))}
-    classes = {"tokenizer_class": "WhisperTokenizer", "processor_class": "WhisperProcessor"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**classes, "added_tokens_decoder": added}))
-    t.WhisperFeatureExtractor(feature_size=8).save_pretrained(folder)
-
-
 def _vits() -> Any:
     text = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 16}
     prior = {"flow_size": 16, "prior_encoder_num_flows": 1, "prior_encoder_num_wavenet_layers": 1, "window_size": 2}
@@ -174,21 +154,6 @@ def _vits_tokenizer(folder: Path) -> None:
     (folder / "vocab.json").write_text(json.dumps({c: i for i, c in enumerate("_ abcdefghijklmnopqrstuvwxyz?.,")}))
     config = {"tokenizer_class": "VitsTokenizer", "pad_token": "_", "add_blank": True, "phonemize": False}
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "is_uroman": False, "language": "eng"}))
-
-
-def _tekken(folder: Path) -> None:
-    """As Mistral publishes: tekken.json and no other tokenizer."""
-    text = {**_TEXT, "vocab_size": 275, "num_key_value_heads": 2}
-    t.MistralForCausalLM(t.MistralConfig(**text)).save_pretrained(folder)
-    pieces = [bytes([n]) for n in range(256)] + [b"ho", b"how", b" o", b" ol", b" old"]
-    vocabulary = [{"rank": n, "token_bytes": b64encode(p).decode(), "token_str": None} for n, p in enumerate(pieces)]
-    control = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]")
-    control += ("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "<pad>")
-    special = [{"rank": n, "token_str": s, "is_control": True} for n, s in enumerate(control)]
-    sizes = {"num_vocab_tokens": len(pieces), "default_vocab_size": len(pieces) + 14, "default_num_special_tokens": 14}
-    config = {"pattern": r"\s?\w+|\S", "version": "v3", **sizes}
-    content = {"config": config, "vocab": vocabulary, "special_tokens": special}
-    (folder / "tekken.json").write_text(json.dumps(content))
 
 
 def _speech(model: Any) -> Callable[[Path], None]:
@@ -208,7 +173,6 @@ def _bert(model: Any, labels: int = 3) -> Callable[[Path], None]:
 
 KINDS: dict[str, Callable[[Path], None]] = {
     "llama": _saved(lambda: t.LlamaForCausalLM(t.LlamaConfig(**_TEXT, num_key_value_heads=2)), words),
-    "tekken": _tekken,
     "t5": _t5,
     "masked": _bert(t.BertForMaskedLM),
     "classifier": _bert(t.BertForSequenceClassification),
@@ -221,7 +185,6 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "llava": _saved(_llava, _llava_processor),
     "ctc": _speech(t.Wav2Vec2ForCTC),
     "audio_classifier": _speech(t.Wav2Vec2ForSequenceClassification),
-    "whisper": _whisper,
     "vits": _vits_tokenizer,
 }
 
