@@ -28,14 +28,13 @@ def configurations() -> Iterator[tuple[str, Any]]:
 
 def test_every_configuration_survives_at_its_defaults():
     for model_type, kind in configurations():
-        config = kind()
-        for text in (config.to_json_string(use_diff=False), config.to_json_string(use_diff=True)):
-            table = json.loads(text)
-            kept, left_out = merged_config(table, [])
-            assert set(left_out) == LEFT_OUT.get(model_type, set()), model_type
-            merged = json.dumps(kept, allow_nan=False)
-            # the same text tells the same
-            assert merged == json.dumps(table) or told_by(kind, merged) == told_by(kind, text), model_type
+        text = kind().to_json_string(use_diff=False)
+        table = json.loads(text)
+        kept, left_out = merged_config(table, [])
+        assert set(left_out) == LEFT_OUT.get(model_type, set()), model_type
+        merged = json.dumps(kept, allow_nan=False)
+        # the same text tells the same
+        assert merged == json.dumps(table) or told_by(kind, merged) == told_by(kind, text), model_type
 
 
 def told_by(kind: type[PreTrainedConfig], text: str) -> str:

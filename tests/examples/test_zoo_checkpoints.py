@@ -7,11 +7,10 @@ import struct
 
 import pytest
 import torch
-from processes import ROOT, python
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from examples.zoo import checkpoint
+from examples.zoo import checkpoint, train
 from examples.zoo.domains import DOMAIN_NAMES, MAX_ANSWER_TOKENS
 from examples.zoo.evaluate import complete, evaluate_model, main, read_questions
 from examples.zoo.figures import EPSILON
@@ -132,9 +131,7 @@ def base(zoo):
 
 
 def test_the_script_trains_base_and_agents_into_loadable_folders(tmp_path):
-    script = ROOT / "examples" / "zoo" / "train.py"
-    done = python(str(script), "--out", str(tmp_path), "--steps", "2", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert train.main(["--out", str(tmp_path), "--steps", "2"]) == 0
     for name in (BASE_NAME, *AGENT_NAMES):
         model, report = AutoModelForCausalLM.from_pretrained(tmp_path / name, output_loading_info=True)
         assert not any(report.values())

@@ -278,7 +278,7 @@ def second_half(more: str) -> str:
             "parameters → rescale",
             "densities that differ",
         ),
-        (document("ram", more="parameters: {epsilon: [0, 1e-4]}\n"), "parameters → epsilon", "must be one value"),
+        (document("ram", more="parameters: {epsilon: [0, 1e-4]}\n"), "parameters", "epsilon must be one value"),
         ("merge_method: linear\nmodels: [{model: org/a}]\nparameters: {weight: 1}\n", "models", "single model"),
         ("merge_method: linear\n" + models("weight: 1", "weight: 1").replace("org/a", "org/c+org/l"), "model", "LoRA"),
         ("base_model: org/base\ngate_mode: random\nexperts: [{source_model: org/a}]\n", "", "mixture of experts"),
