@@ -26,7 +26,8 @@ def test_processes_and_passes_add_up_what_they_fetched_and_the_largest_counts_of
     both = total([one, two], 50)
     assert both == took(100, 70, **fetch, budget_bytes=50, processes=2)
     assert together([one, two]) == took(100, 70, **fetch)
-    assert together([both, both])["fetch"]["processes"] == 2
+    fetched = together([both, both])["fetch"]
+    assert (fetched["bytes"], fetched["budget_bytes"], fetched["processes"]) == (24, 50, 2)
     assert in_words({**both, "processes": 2}) == (
         "fetched 12 B (shards: 3 whole, 1 by ranges), 4 found on disk by a later pass or run, disk at most 70 B, "
         "memory at most 100 B in the largest of 2 processes"
