@@ -14,7 +14,9 @@ import pytest
 from builders import recipe_dict, write_parents
 from line import Line, Watcher
 from plan_helpers import NOWHERE
+from processes import Refused
 
+from hubmerge.cli.main import main
 from hubmerge.engine.sink import MANIFEST, sole_owner
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import FolderInUseError, SourceChangedError, TargetExistsError
@@ -91,6 +93,16 @@ def test_a_tokenizer_that_goes_meanwhile_is_a_changed_source(
     observer.at["card"] = lambda: (models[0] / "tokenizer.json").unlink()
     with pytest.raises(SourceChangedError, match=r"tokenizer\.json"):
         merge(checked(recipe), tmp_path, observer)
+
+
+def test_a_second_process_into_the_same_folder_is_refused_and_the_first_goes_on(
+    recipe_file: Path, tmp_path: Path, refused: Refused
+) -> None:
+    out = tmp_path / "out"
+    with sole_owner(out):
+        assert "E_IN_USE" in refused("merge", recipe_file, "--out", out)
+        assert not [*out.iterdir()]
+    assert main(["merge", str(recipe_file), "--out", str(out)]) == 0
 
 
 def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away(line: Line) -> None:

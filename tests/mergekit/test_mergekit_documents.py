@@ -269,6 +269,7 @@ def second_half(more: str) -> str:
         (HEAD + slices((HALVES[0][0], HALVES[1][0], "", "")), "slice 1", "other layers than each other"),
         (HEAD + slices(HALVES[0]).replace("[0, 8]}", "[8, 0]}", 1), "source 1", "a source is a table"),
         (HEAD + slices(HALVES[0]) + slices(HALVES[1])[8:].replace("org/a", "org/c"), "slice 2", "other models"),
+        (HEAD + "slices: [{}]\n", "slice 1", "with `sources`"),
         (HEAD + models() + slices(*HALVES), "slices", "both `models` and"),
         (HEAD + "modules: {default: {models: [{model: org/a}]}}\n", "modules", "not supported"),
         (document("ties", models("weight: 1, density: [2, 0.5]", "weight: 1")), "model 1", "exceeds 1"),
