@@ -1,18 +1,11 @@
-"""One architecture through the whole line: saved by transformers, merged, loaded by its class, compared.
-
-python tests/architectures/sweep.py          all of them, in some minutes; writes the tables of docs/architectures.md
-python tests/architectures/sweep.py llama    these families
-"""
+"""One architecture through the whole line: saved by transformers, merged, loaded by its class, compared."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import sys
-import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +14,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tiny import families, tiny_config
-from tiny_exceptions import CHANGES, CLASSES, IGNORED, NOT_BUILT
+from tiny_exceptions import CHANGES, CLASSES, IGNORED
+from tiny_inputs import candidates
 
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
@@ -30,7 +24,6 @@ from hubmerge.recipe.recipe import recipe_from_dict
 
 NOWHERE = Hub("http://127.0.0.1:9")
 SHARDS = 3
-PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
 
 @dataclass(frozen=True)
@@ -49,16 +42,18 @@ FAMILIES = {
     family: Kind(model_type, CLASSES.get(family, name), task, CHANGES.get(family, {}), IGNORED.get(family, ()))
     for family, (model_type, name, task) in families().items()
 }
-SWEPT = [family for family in FAMILIES if family not in NOT_BUILT]
 
 
-def saved(kind: Kind, folder: Path) -> list[Path]:
-    """The small model with random weights (bfloat16 for language models), as transformers saves it in several shards,
-    and two agents: folders."""
+def built(kind: Kind) -> Any:
+    """The small model, with random weights; bfloat16 for language models."""
     config = tiny_config(kind.model_type, kind.changes)
     torch.manual_seed(0)
     model = getattr(transformers, kind.name)(config).eval()
-    model = model.to(torch.bfloat16) if kind.task == "CAUSAL_LM" else model
+    return model.to(torch.bfloat16) if kind.task == "CAUSAL_LM" else model
+
+
+def saved(model: Any, folder: Path) -> list[Path]:
+    """The model, as transformers saves it in several shards, and two agents: folders."""
     base, *agents = (folder / name for name in ("base", "one", "two"))
     total = sum(t.numel() * t.element_size() for t in model.state_dict().values())
     model.save_pretrained(base, max_shard_size=max(total // SHARDS, 1000))
@@ -75,13 +70,39 @@ def saved(kind: Kind, folder: Path) -> list[Path]:
     return [base, *agents]
 
 
-def swept(family: str, folder: Path) -> None:
-    """The whole line for one class. AssertionError where the result is not what the base's own config.json makes of the
-    same weights."""
-    kind = FAMILIES[family]
+def outputs(model: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+    """What the model gives for the first inputs that it takes: their names, and all tensors in order."""
+    for inputs in candidates(model):
+        floats = {k: v.to(model.dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+        try:
+            torch.manual_seed(0)
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = list(_tensors(model(**floats)))
+        except Exception:
+            continue
+        if any(t.is_floating_point() and t.numel() for t in found):
+            return tuple(inputs), found
+    return (), []
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
+def swept(kind: Kind, folder: Path) -> str:
+    """The whole line for one class: the inputs for which the result gives what its base's config.json gives for the
+    same weights, or "" where no inputs were found and configuration, modules and weights were compared.
+
+    AssertionError where anything differs.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        folders = saved(kind, folder)
+        folders = saved(built(kind), folder)
     out, (base, *agents) = folder / "out", map(str, folders)
     recipe = recipe_from_dict({"base": base, "agents": agents, "method": "ram", "ignore": list(kind.ignore)})
     prepared = prepare(recipe, NOWHERE, Request(allow_local=True, license="mit"))
@@ -103,6 +124,11 @@ def swept(family: str, folder: Path) -> None:
     before, after = _stored(folders[0]), _stored(out)
     assert {n: t.dtype for n, t in before.items()} == {n: t.dtype for n, t in after.items()}
     assert any(not _equal(before[n], after[n]) for n in before), "the merge changed nothing"
+    names, found = outputs(ours)
+    expected = outputs(theirs)[1]
+    assert len(found) == len(expected)
+    assert all(_equal(x, y) for x, y in zip(found, expected, strict=True)), f"other outputs for {names}"
+    return ", ".join(names)
 
 
 def _loaded(kind: Kind, folder: Path) -> tuple[Any, dict[str, list[str]]]:
@@ -129,34 +155,3 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _config(model: Any) -> dict[str, Any]:
     table = json.loads(model.config.to_json_string(use_diff=False))
     return {k: v for k, v in table.items() if k != "_name_or_path"}
-
-
-def page() -> str:
-    """docs/architectures.md with all families in its two tables."""
-    text = PAGE.read_text(encoding="utf-8")
-    counted = f"{len(SWEPT)} families of\ntransformers {transformers.__version__}."
-    text = re.sub(r"\d+ families of\ntransformers [\w.]+\.(?= )", counted, text)
-    built = "".join(f"| `{family}` | `{FAMILIES[family].name}` |\n" for family in SWEPT)
-    others = "".join(f"| `{f}` | `{FAMILIES[f].name}` | {why} |\n" for f, why in sorted(NOT_BUILT.items()))
-    for columns, rows in (("family | class", built), ("family | class | why", others)):
-        begin = text.index("\n", text.index(f"| {columns} |\n|---") + len(columns) + 5) + 1
-        text = text[:begin] + rows + text[text.index("\n\n", begin) + 1 :]
-    return text
-
-
-def main(only: list[str]) -> None:
-    for family in only or FAMILIES:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                swept(family, Path(folder))
-            except Exception as error:
-                if family in SWEPT:
-                    print(f"{family}: {type(error).__name__}: {error}"[:500])
-            else:
-                if family in NOT_BUILT:
-                    print(f"{family}: merges, though tiny_exceptions.py says: {NOT_BUILT[family]}")
-    PAGE.write_text(page(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
