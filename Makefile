@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 7860
 
-.PHONY: setup chromium demo test slow check conformance bench docs screenshots mergekit bfcl fuzz evening mutation clean
+.PHONY: setup chromium demo test slow check conformance bench docs screenshots mergekit fuzz evening mutation clean
 
 setup: $(STAMP)
 
@@ -51,12 +51,6 @@ mergekit: setup
 	PYTHON=$(BIN)/python tests/mergekit/install.sh
 	$(BIN)/python -m benchmarks.mergekit_parity
 	$(BIN)/python -m pytest -q tests/mergekit
-
-# bfcl-eval in its own environment, what it says of a gold answer to every row and of 11,000 damaged ones, and the tests
-bfcl: setup
-	PYTHON=$(BIN)/python tests/bfcl/install.sh
-	$(BIN)/python tests/bfcl/bfcl_parity.py
-	$(BIN)/python -m pytest -q tests/bfcl
 
 # every parser of strangers' bytes, guided by coverage, in an environment of its own; ARGS="--seconds 60 recipe" for less
 fuzz: setup
