@@ -9,6 +9,7 @@ import fcntl
 import shutil
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -146,25 +147,14 @@ def test_a_likelihood_that_is_not_finite_adds_nothing_and_names_the_row(tmp_path
 @pytest.mark.parametrize(
     ("words", "kind", "said"),
     [
-        (
-            "mat1 and mat2 shapes cannot be multiplied",
-            errors.FormatError,
-            r"cannot compute in .+, row 1: got 6 tokens; mat1",
-        ),
-        (
-            "DefaultCPUAllocator: can't allocate memory: you tried",
-            errors.MemoryLimitError,
-            "does not fit .+ row 1: got 6 tok",
-        ),
+        ("mat1 and mat2", errors.FormatError, r"cannot compute in .+, row 1: got 6 tokens; mat1"),
+        ("can't allocate memory: you tried", errors.MemoryLimitError, "does not fit .+ row 1: got 6 tok"),
     ],
 )
-def test_what_a_network_chokes_on_is_refused_by_its_kind(tmp_path, monkeypatch, words, kind, said):
-    def forward(*_, **__):
-        raise RuntimeError(words)
-
-    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", forward)
+def test_what_a_network_chokes_on_is_refused_by_its_kind(folder, tmp_path, monkeypatch, words, kind, said):
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", Mock(side_effect=RuntimeError(words)))
     with pytest.raises(kind, match=said):
-        computed(llama(tmp_path / "model"), tmp_path / "s.safetensors")
+        computed(folder, tmp_path / "s.safetensors")
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -206,14 +196,6 @@ def test_a_gradient_larger_than_a_chunk_is_added_whole(tmp_path, monkeypatch):
 # --- kills, cancels and resumes ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cancelled(folder, tmp_path) -> Path:
-    """Where the file will be of a computation that was cancelled after two pairs."""
-    with pytest.raises(errors.CancelledError):
-        compute(folder, tmp_path / "s.safetensors", progress=cancel_at(2))
-    return tmp_path / "s.safetensors"
-
-
 def cancel_at(pairs: int):
     def progress(stage, done, total, unit):
         if stage == "sensitivity" and done == pairs:
@@ -226,7 +208,7 @@ def begun_at(seen: list[int]):
     return lambda stage, done, total, unit: seen.append(done) if stage == "sensitivity" else None
 
 
-@pytest.mark.parametrize("cancelled_at", [0, 1, 3, 5])
+@pytest.mark.parametrize("cancelled_at", [0, 3])
 def test_a_cancelled_computation_goes_on_where_it_was(made, folder, tmp_path, cancelled_at):
     out = tmp_path / "s.safetensors"
     with pytest.raises(errors.CancelledError):
@@ -268,33 +250,25 @@ def test_a_kill_in_the_middle_of_a_pair_costs_what_came_after_the_checkpoint(mad
     assert out.read_bytes() == made.path.read_bytes()
 
 
-def test_an_unfinished_computation_on_other_pairs_is_not_taken_up(folder, cancelled):
-    with pytest.raises(errors.TargetExistsError, match="unfinished"):
-        compute(folder, cancelled, pairs=PAIRS[::-1])
-    compute(folder, cancelled)
-
-
-def test_a_file_of_another_computation_is_never_overwritten(folder, tmp_path):
-    out = compute(folder, tmp_path / "s.safetensors").path
-    before = out.read_bytes()
+def test_a_file_of_another_computation_is_never_overwritten(made, folder, tmp_path):
+    out = Path(shutil.copy(made.path, tmp_path / "s.safetensors"))
     for resume in (True, False):
         with pytest.raises(errors.TargetExistsError, match="data_digest"):
             compute(folder, out, pairs=PAIRS[1:], resume=resume)
     (tmp_path / "text").write_text("something else entirely")
     with pytest.raises(errors.TargetExistsError, match="another file is here"):
         compute(folder, tmp_path / "text", resume=False)
-    assert out.read_bytes() == before
+    assert out.read_bytes() == made.path.read_bytes()
     assert (tmp_path / "text").read_text() == "something else entirely"
 
 
-@pytest.mark.parametrize("resume", [True, False])
-def test_a_folder_of_somebody_else_where_it_would_work_is_left_alone(folder, tmp_path, resume):
+def test_a_folder_of_somebody_else_where_it_would_work_is_left_alone(folder, tmp_path):
     out = tmp_path / "s.safetensors"
     theirs = out.with_name("s.safetensors.work") / "thesis"
     theirs.mkdir(parents=True)
     (theirs / "chapter.tex").write_text("years of work")
     with pytest.raises(errors.TargetExistsError, match=r"files of somebody else.*got thesis"):
-        compute(folder, out, resume=resume)
+        compute(folder, out, resume=False)
     assert (theirs / "chapter.tex").read_text() == "years of work"
 
 
@@ -305,10 +279,14 @@ def test_two_processes_do_not_write_one_file(folder, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(errors.FolderInUseError, match="another process"):
             compute(folder, tmp_path / "s.safetensors")
-    compute(folder, tmp_path / "s.safetensors")
 
 
-def test_a_damaged_checkpoint_is_named(folder, cancelled):
+def test_an_unfinished_computation_on_other_pairs_is_not_taken_up_and_a_damaged_checkpoint_is_named(folder, tmp_path):
+    cancelled = tmp_path / "s.safetensors"
+    with pytest.raises(errors.CancelledError):
+        compute(folder, cancelled, progress=cancel_at(2))
+    with pytest.raises(errors.TargetExistsError, match="unfinished"):
+        compute(folder, cancelled, pairs=PAIRS[::-1])
     checkpoint = cancelled.with_name("s.safetensors.work") / "checkpoint.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-4])
     with pytest.raises(errors.SensitivityError, match="damaged"):

@@ -10,13 +10,13 @@ import pytest
 from sensitivity_helpers import PAIRS, write_rows
 
 from hubmerge.engine.stream import StreamOptions
-from hubmerge.errors import DiskError, HubmergeError, MemoryLimitError
+from hubmerge.errors import DiskError, MemoryLimitError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared, Request, merge_to_folder, prepare
 from hubmerge.output.report import Report
 from hubmerge.plan import disk
 from hubmerge.recipe.recipe import recipe_from_dict
-from localhub.fault_rules import FaultSwitch, Observe
+from localhub.fault_rules import Observe
 from localhub.process import LocalHubProcess
 
 SMALL_FILES = 300_000  # config, tokenizer, journal, calibration data
@@ -48,24 +48,9 @@ def merge(prepared: Prepared, hub: Hub, folder: Path, budget: int | None) -> Rep
     )
 
 
-def test_the_need_is_that_of_the_weights_the_sums_and_every_result(recipe: dict[str, Any], hub: Hub) -> None:
-    plan = planned(recipe, hub).plan
-    floats = plan.elements
-    assert plan.agents[0].weight_bytes == pytest.approx(2 * floats, rel=0.02)
-    kept = plan.output_bytes + plan.companions.bytes
-    assert disk.sensitivity_need([plan]) == 2 * 4 * floats
-    assert disk.sensitivity_need([plan, plan]) == disk.sensitivity_need([plan]), "variants share what agents have"
-    assert disk.computing_need(plan, 0) == plan.agents[0].weight_bytes + 3 * 4 * floats
-    assert disk.computing_peak(plan) == disk.computing_need(plan, 1) + 4 * floats
-    assert disk.least_need(plan, uploaded=False) == max(kept + 8 * floats, disk.computing_peak(plan))
-    assert disk.most_use(plan, uploaded=False) == max(
-        plan.download_bytes + kept + 8 * floats, disk.computing_peak(plan)
-    )
-
-
 def test_a_budget_that_the_sensitivities_do_not_fit_in_is_refused_before_a_weight_is_fetched(
-    recipe: dict[str, Any], hub: Hub, switch: FaultSwitch, tmp_path: Path
-) -> None:
+    recipe, hub, switch, tmp_path
+):
     prepared = planned(recipe, hub)
     fetched = switch.add(WEIGHTS, Observe(), times=None)
     for budget in (prepared.plan.output_bytes + 4 * prepared.plan.elements, disk.computing_peak(prepared.plan) - 1):
@@ -78,8 +63,8 @@ def test_a_budget_that_the_sensitivities_do_not_fit_in_is_refused_before_a_weigh
 
 
 def test_the_smallest_budget_is_enough_and_what_the_sensitivities_took_is_in_the_high_water_mark(
-    recipe: dict[str, Any], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    recipe, hub, tmp_path, monkeypatch
+):
     prepared = planned(recipe, hub)
     budget = disk.least_need(prepared.plan, uploaded=False)
     free = merge(prepared, hub, tmp_path / "free", None)
@@ -100,7 +85,7 @@ def test_the_smallest_budget_is_enough_and_what_the_sensitivities_took_is_in_the
     assert bound.environment["fetch"]["high_water_bytes"] <= budget - prepared.plan.output_bytes
 
 
-def test_results_take_from_the_budget_of_a_merge_s_inputs(recipe: dict[str, Any], hub: Hub, tmp_path: Path) -> None:
+def test_results_take_from_the_budget_of_a_merge_s_inputs(recipe, hub, tmp_path):
     plan = planned(recipe, hub).plan
     tmp_path.joinpath("out").mkdir()
     limit = plan.output_bytes + plan.companions.bytes + disk.sensitivity_need([plan])
@@ -111,25 +96,14 @@ def test_results_take_from_the_budget_of_a_merge_s_inputs(recipe: dict[str, Any]
     assert disk.input_budget([without], [tmp_path / "out"], tmp_path / "inputs", limit) == disk.sensitivity_need([plan])
 
 
-@pytest.mark.parametrize(
-    ("lacking", "error", "said"),
-    [("memory", MemoryLimitError, "too large for its sensitivity"), ("disk", DiskError, "not enough disk")],
-)
-def test_what_the_machine_cannot_hold_is_refused_before_a_weight_is_fetched(
-    recipe: dict[str, Any],
-    hub: Hub,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lacking: str,
-    error: type[HubmergeError],
-    said: str,
-) -> None:
+def test_what_the_machine_cannot_hold_is_refused_before_a_weight_is_fetched(recipe, hub, tmp_path, monkeypatch):
     prepared = planned(recipe, hub)
     free = disk.computing_peak(prepared.plan) + disk.DISK_MARGIN_BYTES - 1_000_000
-    if lacking == "memory":
-        monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=0))
-    else:
-        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
-    with pytest.raises(error, match=said):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=0))
+    with pytest.raises(MemoryLimitError, match="too large for its sensitivity"):
+        merge(prepared, hub, tmp_path / "work", None)
+    monkeypatch.undo()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(DiskError, match="not enough disk"):
         merge(prepared, hub, tmp_path / "work", None)
     assert not list((tmp_path / "work").rglob("*.safetensors"))
