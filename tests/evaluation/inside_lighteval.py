@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -44,14 +45,9 @@ ROWS = {
     "math_500": {"problem": "What is 1/2 + 1/4?", "solution": "$\\boxed{\\frac{3}{4}}$", "answer": "\\frac{3}{4}"},
     "aime24": {"problem": "Find it.", "answer": "204"},
     "ifeval": {
-        "prompt": "Write no commas, in two sentences at least, with two words in capitals.",
-        "instruction_id_list": [
-            "punctuation:no_comma",
-            "length_constraints:number_sentences",
-            "change_case:capital_word_frequency",
-        ],
+        "prompt": "Write two sentences at least, with two words in capitals.",
+        "instruction_id_list": ["length_constraints:number_sentences", "change_case:capital_word_frequency"],
         "kwargs": [
-            {},
             {"num_sentences": 2, "relation": "at least"},
             {"capital_frequency": 2, "capital_relation": "at least"},
         ],
@@ -95,7 +91,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {full_name.partition("|")[0]: task for full_name, task in loaded.items()}
 
 
-def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(installed: dict[str, Any]) -> None:
+def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(installed):
     for name, task in installed.items():
         for answer, expected in zip(ANSWERS[name], (1.0, 0.0), strict=True):
             responses = [ModelResponse(text=[answer])]
@@ -103,21 +99,21 @@ def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(installed: 
             assert float(values[registry()[name].metric]) == expected, name
 
 
-def test_a_score_that_is_no_number_is_the_task_s_bug_and_no_failure_of_the_model() -> None:
+def test_a_score_that_is_no_number_is_the_task_s_bug_and_no_failure_of_the_model():
     task = replace(registry()["zoo_math"], score=lambda *_: None)
     asked = Doc(query="", choices=[""], gold_index=0, specific={"reference": "1"})
     with pytest.raises(InternalError, match="zoo_math does not score an answer: got TypeError"):
         lighteval_tasks.TaskScorer(task).compute(asked, ModelResponse(text=["1"]))
 
 
-def test_the_prompt_that_a_task_of_lighteval_states_is_the_one_that_is_asked(installed: dict[str, Any]) -> None:
+def test_the_prompt_that_a_task_of_lighteval_states_is_the_one_that_is_asked(installed):
     for name, task in installed.items():
         question = next(iter(ROWS[name].values()))
         stated = re.sub(r"\{(question|problem|prompt)\}", lambda _: question, registry()[name].asked)  # noqa: B023
         assert task.get_docs()[0].query == stated
 
 
-def test_examples_are_never_among_the_questions(tmp_path: Path) -> None:
+def test_examples_are_never_among_the_questions(tmp_path):
     for split, count in (("test", 10), ("train", 100)):
         rows = [{"question": f"{split} {n}?", "answer": f"#### {n}"} for n in range(count)]
         Dataset.from_list(rows).save_to_disk(str(tmp_path / split))
@@ -138,7 +134,7 @@ def test_examples_are_never_among_the_questions(tmp_path: Path) -> None:
         lighteval_tasks.read_rows(task_spec("gsm8k", tmp_path, few_shot=5))
 
 
-def test_prompts_go_through_the_chat_template_where_the_task_asks_by_it() -> None:
+def test_prompts_go_through_the_chat_template_where_the_task_asks_by_it():
     tokenizer = AutoTokenizer.from_pretrained(ZOO / "base")
     model = types.SimpleNamespace(tokenizer=tokenizer)
     doc = Doc(query="two plus two", choices=[""], gold_index=0, id="0")
@@ -147,29 +143,12 @@ def test_prompts_go_through_the_chat_template_where_the_task_asks_by_it() -> Non
     assert texts == ["[user: two plus two]", "two plus two"]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryLimitError("killed"),
-        RuntimeError("torch: can't allocate memory"),
-        OSError(errno.ENOSPC, "full"),
-        OSError(errno.EIO, "bad"),
-    ],
-    ids=str,
-)
-def test_what_the_machine_did_in_loading_is_not_told_of_the_model(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def loading(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(models.AutoTokenizer, "from_pretrained", loading)
-    monkeypatch.setattr(models.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceError, match="no CUDA device"):
-        models.load_model({**MACHINE, "device": "cuda"})
-    with pytest.raises(type(error)) as told:
-        models.load_model(MACHINE)
-    assert told.value is error
+def test_what_the_machine_did_in_loading_is_not_told_of_the_model(monkeypatch):
+    for error in (MemoryLimitError("killed"), RuntimeError("can't allocate memory"), OSError(errno.ENOSPC, "full")):
+        monkeypatch.setattr(models.AutoTokenizer, "from_pretrained", Mock(side_effect=error))
+        with pytest.raises(type(error)) as told:
+            models.load_model(MACHINE)
+        assert told.value is error
 
 
 SAMPLES = [
@@ -179,7 +158,7 @@ SAMPLES = [
 ]
 
 
-def test_details_hold_any_text_and_cut_only_what_is_long(tmp_path: Path) -> None:
+def test_details_hold_any_text_and_cut_only_what_is_long(tmp_path):
     pipeline.write_details(tmp_path, "a:b", SAMPLES)
     first, second, third = pq.read_table(tmp_path / "a_b.parquet").to_pylist()
     assert (first["prompt"], first["reference"], first["score"]) == ("p?", '"r"', 1.0)
@@ -187,13 +166,13 @@ def test_details_hold_any_text_and_cut_only_what_is_long(tmp_path: Path) -> None
     assert (second["prompt"], second["answer"], third["answer"]) == ("=cmd()", "", "x")
 
 
-def test_the_mean_and_its_standard_error_by_hand() -> None:
+def test_the_mean_and_its_standard_error_by_hand():
     # 1, 0 and 0.5: the variance is (0.25 + 0.25 + 0) / 2
     assert pipeline.mean(SAMPLES) == pytest.approx((0.5, math.sqrt(0.25 / 3)))
     assert pipeline.mean(SAMPLES[:1]) == (1.0, None)
 
 
-def test_a_model_that_says_nothing_at_all_has_no_score() -> None:
+def test_a_model_that_says_nothing_at_all_has_no_score():
     silent = [ModelResponse(text=["", " \n"]), ModelResponse(text=[""])]
     with pytest.raises(EvaluationError, match="generates nothing"):
         pipeline.JournaledPipeline._refuse_silence(None, silent)
@@ -209,18 +188,15 @@ def asked(lengths: dict[str, int]) -> pipeline.Asked:
     ("longest", "most", "budget", "batches"),
     [
         (200, 2, None, [["1", "3"], ["0", "2"], ["4"]]),
-        (200, 32, 120, [["1"], ["3", "0"], ["2", "4"]]),  # 100 tokens of 120; 2 × 60; the rest 2 × 30
-        (60, 32, 120, [["1"], ["3", "0"], ["2", "4"]]),  # of 60 positions the first prompt leaves none
+        (60, 32, 120, [["1"], ["3", "0"], ["2", "4"]]),  # of 60 positions the first prompt leaves none; 2 × 60; 2 × 30
     ],
 )
-def test_batches_keep_to_their_prompts_and_tokens(
-    longest: int, most: int, budget: int | None, batches: list[list[str]]
-) -> None:
+def test_batches_keep_to_their_prompts_and_tokens(longest, most, budget, batches):
     prompts = asked({"0": 40, "1": 90, "2": 20, "3": 50, "4": 20})
     assert [[doc.id for doc in batch] for batch in pipeline.batches(prompts, longest, most, budget)] == batches
 
 
-def test_a_prompt_that_leaves_little_room_takes_none_from_the_answers_of_others() -> None:
+def test_a_prompt_that_leaves_little_room_takes_none_from_the_answers_of_others():
     """Of 100 positions prompts of 95, 94, 91, 90 and 10 tokens leave 5, 6, 9, 10 and 90, and an answer may have 10."""
     prompts = asked({"0": 10, "1": 95, "2": 94, "3": 91, "4": 90})
     assert [[doc.id for doc in batch] for batch in pipeline.batches(prompts, 100, 32, None)] == [
@@ -247,19 +223,19 @@ MACHINE = {"backend": "transformers", "device": "cpu", "memory_bytes": 4 * 256 *
 BY_VLLM = {**MACHINE, "backend": "vllm"}
 
 
-def test_a_batch_takes_a_quarter_of_the_memory_for_keys_and_values(loaded: Any) -> None:
+def test_a_batch_takes_a_quarter_of_the_memory_for_keys_and_values(loaded):
     assert models.batch_tokens(loaded, MACHINE) == 1000
     assert models.batch_tokens(None, BY_VLLM) is None
 
 
-def test_a_prompt_whose_keys_and_values_do_not_fit_beside_the_weights_is_refused(loaded: Any) -> None:
+def test_a_prompt_whose_keys_and_values_do_not_fit_beside_the_weights_is_refused(loaded):
     models.require_room_for(3906, loaded, MACHINE, "zoo_mem")  # 1,024,000 − 24,000 bytes, 256 a token
     with pytest.raises(DeviceError, match=r"at most 3,906 tokens.*3,907"):
         models.require_room_for(3907, loaded, MACHINE, "zoo_mem")
     models.require_room_for(10**9, None, BY_VLLM, "zoo_mem")  # it has a budget of its own
 
 
-def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(monkeypatch):
     """On one of 24 GB that is made up here."""
     monkeypatch.setattr(models.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(models.torch.cuda, "mem_get_info", lambda: (10**9, 24 * 10**9))
@@ -274,8 +250,9 @@ def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(monkeypatch
     assert dtype("float32", 7e9) == "bfloat16"
     assert dtype("float32", 1e9, "float16") == "float16"
     assert dtype("float32", 7e9, device="cpu") == "auto"  # the parent has chosen it
-    with pytest.raises(DeviceError, match="does not fit in this machine's memory"):
-        dtype("bfloat16", 13e9)
+    monkeypatch.setattr(models.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="no CUDA device"):
+        models.load_model({**MACHINE, "device": "cuda"})
 
 
 def cut(backend: str, longest: int, of: int) -> tuple[int, int]:
@@ -292,7 +269,7 @@ def cut(backend: str, longest: int, of: int) -> tuple[int, int]:
     return line.truncated["zoo_math"], len(warned)
 
 
-def test_a_cut_prompt_is_counted_and_more_than_one_in_twenty_are_refused() -> None:
+def test_a_cut_prompt_is_counted_and_more_than_one_in_twenty_are_refused():
     assert cut("transformers", 200, 20) == (0, 0)
     assert cut("transformers", 101, 20) == (0, 1)  # 92 of 101 positions leave 9 for an answer of 10: a warning
     assert cut("transformers", 92, 20) == (1, 1)
@@ -364,9 +341,7 @@ def line_of(prompts: Iterable[str], *, max_model_len: int | None = None) -> pipe
     ],
     ids=["of few tokens and many characters", "after the template's own BOS", "up to any end", "greedily"],
 )
-def test_an_answer_is_what_transformers_generates_for_its_prompt_alone(
-    template: str | None, config: dict[str, Any], ends: list[int], folder: Path
-) -> None:
+def test_an_answer_is_what_transformers_generates_for_its_prompt_alone(template, config, ends, folder):
     (folder / "generation_config.json").unlink()
     stated = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**stated, "dtype": "float32", **config}))
@@ -376,7 +351,7 @@ def test_an_answer_is_what_transformers_generates_for_its_prompt_alone(
 
 
 @pytest.mark.usefixtures("folder")
-def test_reasoning_is_no_answer_even_where_the_chat_template_began_it() -> None:
+def test_reasoning_is_no_answer_even_where_the_chat_template_began_it():
     answers = {"<think>5</think>4": "4", "or 5?</think>4": "4", "4": "4", "<think>5": "<think>5"}
     line = line_of(answers)
     line.model.greedy_until = lambda batch: [ModelResponse(text=[doc.query]) for doc in batch]
@@ -384,13 +359,13 @@ def test_reasoning_is_no_answer_even_where_the_chat_template_began_it() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_model_too_short_for_a_task_is_refused_and_nothing_is_generated() -> None:
+def test_a_model_too_short_for_a_task_is_refused_and_nothing_is_generated():
     with pytest.raises(EvaluationError, match="cannot read the prompts of a task"):
         line_of(PROMPTS, max_model_len=8).scored()
     assert not Path("generations").exists()
 
 
-def test_a_checkpoint_without_all_its_tensors_does_not_load(folder: Path) -> None:
+def test_a_checkpoint_without_all_its_tensors_does_not_load(folder):
     """transformers itself fills them with random numbers."""
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
