@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from processes import ROOT, printed_by
 
-from hubmerge.errors import DeviceError
+from hubmerge.errors import DeviceError, EvaluationError
 from hubmerge.evaluation.sandbox_rules import rules
 from hubmerge.isolation import seccomp
-from hubmerge.isolation.child import ChildJob, how_ended, run_child
+from hubmerge.isolation.child import MAX_LAST_WORDS, ChildJob, how_ended, run_child
 from hubmerge.isolation.confinement import _NO_NETWORK
 from hubmerge.isolation.seccomp import SyscallRule, assemble
 
@@ -140,6 +140,14 @@ def test_a_child_finds_the_packages_of_a_relative_pythonpath(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     job = ChildJob("told", {}, {"PYTHONPATH": "none:lib"}, tmp_path / "log", 60.0, "a job")
     assert run_child(job, lambda event: None)["told"] is True
+
+
+def test_the_last_words_of_a_child_are_cut(tmp_path):
+    (tmp_path / "dies.py").write_text("import sys\nsys.exit('#' * 900)")
+    job = ChildJob("dies", {}, {"PYTHONPATH": str(tmp_path)}, tmp_path / "log", 60.0, "a job")
+    with pytest.raises(EvaluationError) as died:
+        run_child(job, lambda event: None)
+    assert str(died.value).count("#") == MAX_LAST_WORDS
 
 
 def test_a_machine_without_seccomp_is_an_error_and_not_an_open_door(monkeypatch):
