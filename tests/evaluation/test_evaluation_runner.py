@@ -195,11 +195,13 @@ def test_two_processes_never_run_one_evaluation(scripted, workdir):
         scripted("answers")
 
 
-def test_a_folder_may_have_any_path(scripted, tmp_path):
+def test_a_folder_may_have_any_path_where_folders_are_allowed(scripted, tmp_path):
     folder = tmp_path.joinpath(*["deep" * 20] * 4, "m\u00f6\ndel\u202e")
     shutil.copytree(child._ROOT / "examples" / "zoo" / "math", folder)
     result = scripted("answers", model=str(folder), allow_local=True)
     assert (result.status, result.model) == ("done", "m\u00f6 del")
+    with pytest.raises(errors.SourceNotFoundError, match="local folders"):
+        scripted("answers", model=str(folder))
 
 
 @pytest.mark.parametrize(
