@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 7860
 
-.PHONY: setup chromium demo test slow check conformance bench docs screenshots mergekit fuzz evening mutation clean
+.PHONY: setup chromium demo test slow check conformance bench docs screenshots mergekit evening clean
 
 setup: $(STAMP)
 
@@ -52,19 +52,9 @@ mergekit: setup
 	$(BIN)/python -m benchmarks.mergekit_parity
 	$(BIN)/python -m pytest -q tests/mergekit
 
-# every parser of strangers' bytes, guided by coverage, in an environment of its own; ARGS="--seconds 60 recipe" for less
-fuzz: setup
-	PYTHON=$(BIN)/python tests/fuzz/install.sh
-	.cache/fuzz/venv/bin/python tests/fuzz/fuzz.py $(ARGS)
-
 # an hour of users, watchers, faults, kills and full disks, and what was lost; ARGS="--minutes 5 --seed 2" for less
 evening: setup
 	$(BIN)/python -m benchmarks.evening $(ARGS)
-
-# what the tests of a group of modules do not notice, in an environment of its own; ARGS="plan --sample 60" for less
-mutation: setup
-	PYTHON=$(BIN)/python tests/mutation/install.sh
-	.cache/mutation/venv/bin/python tests/mutation/mutation.py $(ARGS)
 
 bench: setup
 	$(BIN)/python -m benchmarks.suite

@@ -36,7 +36,6 @@ class Repo:
     created_at: str
     modified_at: str
     sdk: str | None
-    downloads: int
     storage: int
     card: dict[str, Any]
     config: dict[str, Any]
@@ -55,11 +54,6 @@ class Repo:
     @property
     def private(self) -> bool:
         return self.visibility == "private"
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anybody may see it; an older data folder may hold Spaces that are neither public nor private."""
-        return self.visibility == "public"
 
     @property
     def object_id(self) -> str:
@@ -126,7 +120,7 @@ def _reads_own(users: Users, identity: Identity | None, repo: Repo) -> bool:
 
 
 def can_read(users: Users, identity: Identity | None, repo: Repo) -> bool:
-    return repo.is_open or _reads_own(users, identity, repo)
+    return not repo.private or _reads_own(users, identity, repo)
 
 
 def can_write(users: Users, identity: Identity | None, repo: Repo) -> bool:

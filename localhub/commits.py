@@ -9,7 +9,6 @@ queues the webhooks. A mistake in any line leaves the repo as it was.
 from __future__ import annotations
 
 import base64
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
@@ -239,27 +238,19 @@ def _changes(tree: Tree, operations: list[Operation]) -> dict[str, File | None]:
     before = {path: entry.file for path, entry in tree.items()}
     working = dict(before)
     touched: dict[str, None] = {}
-    below: dict[str, dict[str, None]] = defaultdict(dict)  # by folder, the files in it
-    for path in working:
-        for folder in folders([path]):
-            below[folder][path] = None
     for operation in operations:
         path = operation.path
         if operation.file is not None:
             working[path] = operation.file
             touched[path] = None
-            for folder in folders([path]):
-                below[folder][path] = None
             continue
-        gone = [path] if path in working and not operation.folder else [*below.get(path, ())]
+        whole = path in working and not operation.folder
+        gone = [path] if whole else [known for known in working if known.startswith(f"{path}/")]
         if not gone:
             raise entry_not_found(f"A file with this name doesn't exist: {path}")
         for known in gone:
             del working[known]
             touched[known] = None
-            for folder in folders([known]):
-                del below[folder][known]
-    clash = sorted(folder for folder, files in below.items() if files and folder in working)
-    if clash:
+    if clash := sorted(folders(working) & working.keys()):
         raise unprocessable(f"{clash[0]} cannot be a file and a folder")
     return {path: working.get(path) for path in touched if working.get(path) != before.get(path)}

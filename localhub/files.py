@@ -27,7 +27,6 @@ _SAFE_TYPES = (
     *("image/png", "image/svg+xml", "image/jpeg", "image/gif", "image/webp"),
     *("application/json", "application/pdf"),
 )
-_COUNTED = "config.json"  # a fetch of it counts as a download, as on the Hub
 
 
 class _BlobResponse(FileResponse):
@@ -133,9 +132,6 @@ def resolve(call: Call) -> Response:
     kept = "SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?"  # a large one may have been deleted for good
     if entry is None or (entry.sha256 and not call.store.row(kept, repo.id, entry.sha256)):
         raise entry_not_found(f"Entry not found: {path}", commit=sha)
-    counted = path == _COUNTED and call.request.method == "GET" and "x-hf-download-counter" in call.request.headers
-    if counted:
-        call.store.change("UPDATE repos SET downloads = downloads + 1 WHERE id = ?", repo.id)
     file = call.store.lfs_path(entry.sha256) if entry.sha256 else call.store.git_path(entry.oid)
     name = path.rpartition("/")[2]
     ascii_name = name.encode("ascii", "replace").decode().replace('"', "_")

@@ -22,8 +22,8 @@ router = Router()
 _SORTS = {
     **dict.fromkeys(("lastModified", "last_modified"), "modified_at"),
     **dict.fromkeys(("createdAt", "created_at"), "created_at"),
-    "downloads": "downloads",
-    **dict.fromkeys(("likes", "trendingScore", "trending_score"), "id"),  # no repo has likes: the newest first
+    # nothing of these is counted: the newest first
+    **dict.fromkeys(("downloads", "likes", "trendingScore", "trending_score"), "id"),
 }
 _REFUSED = ("apps", "datasets", "inference", "inference_provider", "linked", "models", "num_parameters")
 _MOST_CONDITIONS = 200  # the database takes 1,000
@@ -53,10 +53,7 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
         "private": lambda: repo.private,
         "gated": lambda: repo.gated or False,
         "disabled": lambda: False,
-        "downloads": lambda: repo.downloads,
-        "downloadsAllTime": lambda: repo.downloads,
-        "likes": lambda: 0,
-        "trendingScore": lambda: 0,
+        **dict.fromkeys(("downloads", "downloadsAllTime", "likes", "trendingScore"), lambda: 0),
         "tags": lambda: tags_of(store, repo),
         "cardData": lambda: repo.card,
         "usedStorage": lambda: repo.storage,

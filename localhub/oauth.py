@@ -6,8 +6,7 @@ exchanged for an access token, a refresh token and an id_token signed with RS256
 first use and kept. PKCE with S256 is checked whenever the request brought a challenge.
 
 The page also lets the person pick the organisations that the application may act in; a token reaches no other. An
-application gets the scopes that it asks for, which must be among those that it declared, so it may ask for more by a
-second authorization.
+application gets the scopes that it asks for, and may ask for more by a second authorization.
 
 A redirect goes only to the hosts of the registered application, and the consent form carries an unguessable
 request id, so no foreign page can submit it.
@@ -56,7 +55,7 @@ def configuration(call: Call) -> Json:
         "response_types_supported": ["code"],
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": ["RS256"],
-        "scopes_supported": list(call.users.oauth.scopes),
+        "scopes_supported": list(SCOPES),
         "code_challenge_methods_supported": ["S256"],
         "grant_types_supported": ["authorization_code", "refresh_token"],
         "token_endpoint_auth_methods_supported": ["client_secret_basic", "client_secret_post", "none"],
@@ -134,8 +133,8 @@ def _authorization_request(call: Call) -> dict[str, str]:
     if "code_challenge" in query and query.get("code_challenge_method") != "S256":
         raise bad_request("code_challenge_method must be S256")
     scope = query.get("scope") or "openid profile"
-    if foreign := [name for name in scope.split() if name not in app.scopes]:
-        raise bad_request(f"The application did not declare the scope {' '.join(foreign)}")
+    if foreign := [name for name in scope.split() if name not in SCOPES]:
+        raise bad_request(f"There is no scope {' '.join(foreign)}")
     return {name: query[name] for name in _KEPT if name in query} | {"scope": scope}
 
 

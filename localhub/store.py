@@ -34,9 +34,8 @@ CREATE TABLE IF NOT EXISTS repos (
     id INTEGER PRIMARY KEY AUTOINCREMENT, type TEXT NOT NULL, ns TEXT NOT NULL, name TEXT NOT NULL,
     key TEXT NOT NULL UNIQUE, visibility TEXT NOT NULL, gated TEXT NOT NULL DEFAULT '',
     creator TEXT NOT NULL, app TEXT, created_at TEXT NOT NULL, modified_at TEXT NOT NULL,
-    sdk TEXT, downloads INTEGER NOT NULL DEFAULT 0, storage INTEGER NOT NULL DEFAULT 0,
-    card TEXT NOT NULL DEFAULT '{}', config TEXT NOT NULL DEFAULT '{}',
-    safetensors TEXT NOT NULL DEFAULT 'null', pipeline_tag TEXT, library TEXT);
+    sdk TEXT, storage INTEGER NOT NULL DEFAULT 0,
+    card TEXT NOT NULL DEFAULT '{}', config TEXT NOT NULL DEFAULT '{}', pipeline_tag TEXT, library TEXT);
 CREATE TABLE IF NOT EXISTS aliases (key TEXT PRIMARY KEY, repo INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS repo_tags (repo INTEGER NOT NULL, place INTEGER NOT NULL, tag TEXT NOT NULL,
     PRIMARY KEY (repo, place));

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hubmerge.errors import SourceNotFoundError
 
@@ -37,7 +37,6 @@ SCOPES = {
     "jobs": "run jobs in your name",
     "webhooks": "see and change your webhooks",
 }
-EXPIRATION_MINUTES, MOST_EXPIRATION_MINUTES = 480, 43_200
 NAME = r"^[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?$"
 
 
@@ -65,20 +64,12 @@ class Org(_Frozen):
 
 
 class OAuthApp(_Frozen):
-    """What a Space says with hf_oauth_scopes and hf_oauth_expiration_minutes, and more."""
+    """One application, which may ask for every scope."""
 
     client_id: str = Field(min_length=1)
     client_secret: str = Field(min_length=8)
     redirect_hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "::1", "testserver")
-    scopes: tuple[str, ...] = tuple(SCOPES)
-    expiration_minutes: int = Field(default=EXPIRATION_MINUTES, ge=1, le=MOST_EXPIRATION_MINUTES)
-
-    @field_validator("scopes")
-    @classmethod
-    def _known(cls, scopes: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := sorted({*scopes} - {*SCOPES}):
-            raise ValueError(f"unknown scopes: {', '.join(unknown)}")
-        return (*scopes, *(name for name in ("openid", "profile") if name not in scopes))  # every application has them
+    expiration_minutes: int = Field(default=480, ge=1)
 
 
 class Users(_Frozen):

@@ -83,12 +83,3 @@ def test_every_constant_that_looks_like_a_bound_is_listed_or_is_none_for_a_reaso
     patterns = [pattern for group in NO_BOUND.values() for pattern in group]
     unknown = sorted(name for name in others if not any(re.search(pattern, name) for pattern in patterns))
     assert not unknown, "list them in docs/limits.md with what happens and a test, or say here why they are none"
-    idle = [pattern for pattern in patterns if not any(re.search(pattern, name) for name in others)]
-    assert not idle, "they excuse nothing"
-
-
-def test_the_rows_of_each_table_are_sorted() -> None:
-    for table in PAGE.split("\n## ")[1:]:
-        rows = [row.groups()[:2] for row in map(ROW.fullmatch, table.splitlines()) if row]
-        assert rows == sorted(rows)
-        assert rows

@@ -66,12 +66,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         sys.stdout.write(text)
         return 0
     with written("the recipe cannot be written", str(out)), out.open("x", encoding="utf-8") as file:
-        try:
-            file.write(text)
-            file.flush()
-        except OSError:
-            out.unlink()
-            raise
+        file.write(text)
     path = shlex.quote(str(out))
     sys.stdout.write(f"{out} is written; `hubmerge inspect {path}` checks it, `hubmerge merge {path} --out …` merges\n")
     return 0
@@ -83,16 +78,12 @@ def _weighs(method: str) -> bool:
 
 
 def _written(names: Sequence[ModelName], folder: Path) -> list[str]:
-    """The names as a recipe in `folder` writes them: relative folders from there.
-
-    Where a link leads to `folder`, `..` in the recipe is what is above the folder itself.
-    """
-    begin, real = os.path.abspath(folder), os.path.realpath(folder)
+    """The names as a recipe in `folder` writes them: relative folders from there."""
     written = []
     for name in names:
         text = str(name)
         if name.local and not text.startswith(("/", "~", "synthetic:")):
-            text = os.path.relpath(text, begin) if begin == real else os.path.relpath(os.path.realpath(text), real)
+            text = os.path.relpath(text, folder)
             text = text if text.startswith(".") else f"./{text}"
         written.append(text)
     return written

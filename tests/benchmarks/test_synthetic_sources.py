@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +38,8 @@ def agent(number: int, density: float = 0.1, more: str = "") -> str:
     ("shape", "parameters", "tensors"),
     [
         ("qwen2.5-0.5b", 494_032_768, 290),
-        ("qwen2.5-1.5b", 1_543_714_304, 338),
         ("qwen2.5-7b", 7_615_616_512, 339),
-        ("qwen2.5-14b", 14_770_033_664, 579),
-        ("qwen2.5-32b", 32_763_876_352, 771),
-        ("llama-70b", 70_553_706_496, 723),
         ("llama-405b", 405_853_388_800, 1137),
-        ("mixtral-8x7b", 46_702_792_704, 995),
         ("qwen3-30b-a3b", 30_532_122_624, 18_867),
     ],
 )
@@ -94,15 +88,6 @@ def test_densities_and_the_shared_part_are_what_the_name_says() -> None:
         assert total.by_overlap[k, 2] == 0  # what is shared at all is shared by all
 
 
-def test_updates_are_log_normal() -> None:
-    base, moved = (values(open_synthetic(m), "model.embed_tokens.weight", 0, TILE) for m in (NAME, agent(1, 1.0)))
-    logarithms = np.log(np.abs(moved - base))
-    # rounding to bf16 moves single values, not their middle
-    assert np.median(logarithms) == pytest.approx(np.log(5e-4), abs=0.1)
-    assert np.std(logarithms) == pytest.approx(1.0, abs=0.15)
-    assert np.count_nonzero(moved == base) == 0
-
-
 def test_only_where_folders_are_allowed_is_a_synthetic_model_opened() -> None:
     with pytest.raises(HubmergeError):
         open_model(ModelName.parse(NAME), NOWHERE, allow_local=False)
@@ -115,18 +100,10 @@ OWN = "?layers=1&hidden=64&vocabulary=8"
 @pytest.mark.parametrize(
     "name",
     [
-        *("gpt-5", "", "?", "?layers=1", "?layers=1&hidden=64", "?layers=0&hidden=64&vocabulary=8"),
-        *("qwen2.5-0.5b?agent=1", "qwen2.5-0.5b?density=0.1", "qwen2.5-0.5b?speed=9", "qwen2.5-0.5b?layers=-1"),
-        *(f"qwen2.5-0.5b?agent=1&density={density}" for density in ("1.5", "nan")),
-        *(f"qwen2.5-0.5b?agent={agent}&density=0.1" for agent in ("-1", "x")),
-        "qwen2.5-0.5b?hidden=64",
-        *(
-            OWN + more
-            for more in ("&heads=3", "&heads=4&key_value_heads=3", "&experts=-1", "&tied=2", "&intermediate=-4")
-        ),
-        "?layers=99999999999&hidden=64&vocabulary=8",
-        "?layers=2&hidden=64&vocabulary=8&experts=99999999",
-        "?layers=1&hidden=99999999&vocabulary=99999999",
+        *("gpt-5", "?layers=1&hidden=64", "?layers=0&hidden=64&vocabulary=8", "qwen2.5-0.5b?agent=1"),
+        *("qwen2.5-0.5b?speed=9", "qwen2.5-0.5b?agent=1&density=nan", "qwen2.5-0.5b?agent=-1&density=0.1"),
+        *(f"{OWN}&heads=3", f"{OWN}&heads=4&key_value_heads=3", f"{OWN}&tied=2", "qwen2.5-0.5b?hidden=64"),
+        *("?layers=99999999999&hidden=64&vocabulary=8", "?layers=1&hidden=99999999&vocabulary=99999999"),
         "?layers=1&hidden=64&vocabulary=" + "9" * 5000,
     ],
 )
@@ -152,13 +129,6 @@ def test_a_shape_of_ones_own_has_the_tensors_that_its_numbers_say() -> None:
     assert total.changed[0] / total.elements == pytest.approx(0.5, rel=0.05)
 
 
-def test_the_commit_of_a_published_shape_does_not_depend_on_what_else_can_be_named() -> None:
-    described = (
-        "Spec(shape='qwen2.5-0.5b', agent=1, density=0.1, overlap=0.2, seed=0, layers=0)"  # as kept journals have it
-    )
-    assert open_synthetic(agent(1)).ref.sha == hashlib.sha256(described.encode()).hexdigest()[:40]
-
-
 def test_a_recipe_with_synthetic_models_is_pinned_and_written_as_it_was_read(tmp_path: Path) -> None:
     plan = planned(agent(1), agent(2))
     path = tmp_path / "recipe.yaml"
@@ -166,11 +136,3 @@ def test_a_recipe_with_synthetic_models_is_pinned_and_written_as_it_was_read(tmp
     again = prepare(load_recipe(path), NOWHERE, Request(allow_local=True)).plan
     assert again.identity == plan.identity
     assert planned(agent(1), agent(2, more="&seed=1")).identity != plan.identity
-
-
-def test_the_largest_plan_is_made_from_shapes_alone() -> None:
-    big = "synthetic:llama-405b"
-    plan = planned(*(f"{big}?agent={k}&density=0.1" for k in (1, 2, 3)), base=big)
-    assert plan.elements == 405_853_388_800
-    assert plan.input_bytes == 4 * 2 * plan.elements + 4 * (plan.base.tensors["model.embed_tokens.weight"].entry.begin)
-    assert plan.download_bytes == 0

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from builders import llama_config, random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
-from processes import ROOT, Done, Refused, python
+from processes import Done, Refused
 
 from hubmerge.cli.main import main
 from hubmerge.errors import RecipeError
@@ -21,7 +21,7 @@ from hubmerge.methods import registry
 from hubmerge.recipe.file import load_recipe, recipe_from_yaml
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.recipe.schema import SCHEMA_URL, recipe_schema
-from hubmerge.recipe.sweep import load_sweep, sweep_from_dict
+from hubmerge.recipe.sweep import load_sweep
 from hubmerge.sensitivity.pairs import load_pairs
 
 GOOD: dict[str, Any] = {"base": "org/base", "agents": ["org/a", {"model": "org/b", "weight": 0.5}], "method": "ram"}
@@ -53,9 +53,7 @@ def test_paths_begin_at_the_recipe_wherever_the_command_is_started(
     assert main(["merge", str(recipe_file), "--out", str(tmp_path / "absolute")]) == 0
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for number, (cwd, name) in enumerate(
-        ((elsewhere, below), (tmp_path, below.relative_to(tmp_path)), (below.parent, Path(below.name)))
-    ):
+    for number, (cwd, name) in enumerate(((elsewhere, below), (below.parent, Path(below.name)))):
         monkeypatch.chdir(cwd)
         out = tmp_path / f"out{number}"
         assert main(["merge", str(name), "--out", str(out)]) == 0
@@ -77,7 +75,7 @@ def test_a_path_that_leads_somewhere_from_the_working_folder_only_is_refused_wit
     assert "write ../base." in message
 
 
-def test_sweeps_calibration_data_and_sensitivity_files_are_found_from_there_too(below: Path, tmp_path: Path) -> None:
+def test_sweeps_calibration_data_and_sensitivity_files_are_found_from_there_too(below: Path) -> None:
     (below.parent / "pairs.jsonl").write_text('{"q": "2+2", "a": "4"}\n')
     below.write_text(
         "base: ../base\nagents: [../one, {model: ../two, sensitivity: files/two.safetensors}]\n"
@@ -89,7 +87,6 @@ def test_sweeps_calibration_data_and_sensitivity_files_are_found_from_there_too(
         assert [(p.prompt, p.answer) for p in pairs] == [("2+2", "4")]
         assert recipe.path_of(str(recipe.agents[1].sensitivity)) == below.parent / "files" / "two.safetensors"
     assert main(["inspect", str(below)]) == 0
-    assert main(["sweep", str(below), "--out", str(tmp_path / "swept")]) == 0
 
 
 def test_what_a_shell_leaves_of_the_users_own_folder_is_that_folder(
@@ -107,9 +104,8 @@ def test_a_recipe_on_standard_input_begins_in_the_working_folder(
     recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(recipe_file.parent)
-    for command in (["inspect", "-"], ["probe", "-"], ["merge", "-", "--out", "out"]):
-        monkeypatch.setattr("sys.stdin", io.StringIO("base: ./base\nagents: [./one, ./two]\nmethod: ram\n"))
-        assert main(command) == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("base: ./base\nagents: [./one, ./two]\nmethod: ram\n"))
+    assert main(["merge", "-", "--out", "out"]) == 0
     monkeypatch.setattr("sys.stdin", io.StringIO("base: ./base\nagents: [./one, ./two]\nsweep: [{method: ram}]\n"))
     assert main(["inspect", "-"]) == 0
 
@@ -138,7 +134,7 @@ def test_an_existing_folder_comes_before_a_model_of_the_hub_and_the_user_is_told
     assert "E_SOURCE: no such repo" in refused("inspect", written)
 
 
-@pytest.mark.parametrize("name", ["模型", "bin/a b", "agent (v2)", "a\u202e\x1b[2Jb"])
+@pytest.mark.parametrize("name", ["模型", "a\u202e\x1b[2Jb"])
 def test_a_folder_whose_name_could_be_none_of_the_hub_is_answered_with_what_to_write(name: str) -> None:
     content = {**GOOD, "base": name, "agents": ["org/a", {"model": name}]}
     assert [problem.where for problem in problems(content)] == ["r.yaml → base", "r.yaml → agent 2 → model"]
@@ -148,37 +144,11 @@ def test_a_folder_whose_name_could_be_none_of_the_hub_is_answered_with_what_to_w
         assert problem.got == repr(name), "what was written, in no other form"
 
 
-@pytest.mark.parametrize("name", ["org/name@a..b", "https://example.org/a", "./" + 5000 * "x", "~\0"])
-def test_a_name_that_is_none_is_shown_as_it_was_written(name: str) -> None:
-    [problem] = problems({**GOOD, "base": name})
-    assert problem.where == "r.yaml → base"
-    assert problem.got == repr(name)[:120]
-
-
 def test_a_recipe_that_is_no_file_never_means_a_folder(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (recipe_file.parent / "org" / "base").mkdir(parents=True)
     monkeypatch.chdir(recipe_file.parent)
     assert not recipe_from_dict(GOOD).base.local
     assert not recipe_from_yaml(json.dumps(GOOD)).base.local
-
-
-# --- slips, beside those of mistakes.py ----------------------------------------------------------------------------
-
-
-def test_a_slip_in_calibration_is_one_problem_that_names_what_was_meant() -> None:
-    calibration = {"data": "./x", "prompt": "q", "answer": "a", "max_pair": 3}
-    [problem] = problems({**GOOD, "calibration": calibration})
-    assert (problem.where, problem.next_step) == ("r.yaml → calibration → max_pair", "Did you mean max_pairs?")
-    assert "max_pairs" in problem.expected
-
-
-def test_entries_are_counted_from_1() -> None:
-    assert problems({**GOOD, "agents": [3, "org/b"]})[0].where == "r.yaml → agent 1"
-    with pytest.raises(RecipeError) as caught:
-        sweep_from_dict({"base": "org/base", "agents": ["org/a"], "sweep": [{"method": "ram"}, 3]}, "s.yaml")
-    assert caught.value.problems[0].where == "s.yaml → sweep 2"
-    mergekit = "merge_method: ram\nbase_model: org/b\nmodels: [{model: org/a}, 3]\n"
-    assert [p.where for p in problems(mergekit)] == ["r.yaml → model 2"]
 
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -222,14 +192,6 @@ def test_paths_are_written_as_the_file_that_holds_them_needs_them(here: Path, do
     assert main(["merge", "my recipes/new.yaml", "--out", "out"]) == 0
 
 
-def test_a_recipe_behind_a_link_to_a_folder_finds_its_models(here: Path) -> None:
-    (here / "far" / "away").mkdir(parents=True)
-    (here / "linked").symlink_to(here / "far" / "away")
-    assert main(["init", "base", "one", "./two", "--out", "linked/new.yaml"]) == 0
-    assert str(load_recipe(here / "linked" / "new.yaml").base) == "../../base"
-    assert main(["inspect", "linked/new.yaml"]) == 0
-
-
 def test_a_file_that_is_there_is_never_overwritten(here: Path, refused: Refused) -> None:
     (here / "kept.yaml").write_text("mine")
     (here / "dangling.yaml").symlink_to(here / "nowhere")
@@ -239,17 +201,6 @@ def test_a_file_that_is_there_is_never_overwritten(here: Path, refused: Refused)
     assert (here / "kept.yaml").read_text() == "mine"
     assert not (here / "nowhere").exists()
     assert "the recipe cannot be written" in refused(*command, "no/such/folder.yaml")
-
-
-def test_a_disk_that_is_full_leaves_no_half_of_a_recipe(here: Path) -> None:
-    script = (
-        "import resource, sys\nfrom hubmerge.cli.main import main\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\nsys.exit(main(sys.argv[1:]))"
-    )
-    command = ["init", "base", "one", "two", "--out", "new.yaml"]
-    done = python("-c", script, *command, folder=here, PYTHONPATH=str(ROOT))
-    assert (done.returncode, done.stderr.count("the recipe cannot be written")) == (1, 1)
-    assert not (here / "new.yaml").exists()
 
 
 def test_models_that_cannot_be_opened_leave_no_recipe_and_those_that_do_not_fit_say_so_in_it(
@@ -284,20 +235,12 @@ def test_the_published_schema_is_the_one_of_the_models() -> None:
 BAD: tuple[dict[str, Any], ...] = (
     {"method": "ram_pluss"},
     {"agnets": []},
-    {"agents": []},
-    {"agents": "org/a"},
     {"agents": ["org/a"] * 33},
-    {"agents": [{"weight": 1}]},
-    {"agents": [{"model": "org/a", "wieght": 1}]},
     {"agents": [{"model": "org/a", "weight": "1"}]},
     {"parameters": {"r": 0.1}},
-    {"method": "ram_plus", "parameters": {"r": -1}},
     {"method": "ties", "parameters": {"density": 2}},
     {"dtype": "int8"},
-    {"rounding": "up"},
-    {"seed": -1},
     {"calibration": {"data": "x"}},
-    {"calibration": {"data": "x", "prompt": "q", "answer": "a", "max_pairs": 0}},
 )
 
 
@@ -309,13 +252,13 @@ def test_the_schema_refuses_what_reading_refuses(change: dict[str, Any]) -> None
         SCHEMA.validate({**GOOD, **change})
 
 
-@pytest.mark.parametrize("method", sorted(registry()))
-def test_the_schema_takes_what_a_recipe_writes(method: str) -> None:
+def test_the_schema_takes_what_a_recipe_writes() -> None:
     full = {"calibration": {"data": "d", "prompt": "q", "answer": "a"}, "dtype": "bfloat16", "rounding": "nearest"}
-    for more in ({}, full, {"ignore": ["v_head.*"], "parameters": None, "dtype": None}):
-        recipe = recipe_from_dict({**GOOD, **more, "method": method})
-        SCHEMA.validate({**GOOD, **more, "method": method})
-        SCHEMA.validate(recipe.to_dict())
+    for method in registry():
+        for more in (full, {"ignore": ["v_head.*"], "parameters": None, "dtype": None}):
+            recipe = recipe_from_dict({**GOOD, **more, "method": method})
+            SCHEMA.validate({**GOOD, **more, "method": method})
+            SCHEMA.validate(recipe.to_dict())
 
 
 def test_the_schema_takes_numbers_that_differ_from_tensor_to_tensor() -> None:

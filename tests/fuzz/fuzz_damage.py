@@ -10,7 +10,6 @@ import copy
 import json
 import struct
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 import yaml
@@ -139,10 +138,3 @@ def _spoilt(seed: bytes, what: int, where: int, how: int) -> bytes:
             return seed[:at] + seed[at : at + size] * (how % 7) + seed[at:]
         case _:
             return seed[:at] + TOKENS[how % len(TOKENS)] + seed[at + size :]
-
-
-def drawn(random: Random) -> list[Edit]:
-    """A few edits."""
-    return [
-        (random.getrandbits(16), random.getrandbits(16), random.getrandbits(16)) for _ in range(random.randint(1, 4))
-    ]

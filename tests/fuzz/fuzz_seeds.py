@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from board_helpers import parent, result_data, task
+from report_helpers import report_data
 from safetensors.numpy import save
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [p for p in (str(HERE.parent), str(ROOT)) if p not in sys.path]
-
-from board_helpers import parent, result_data, task  # noqa: E402
-from report_helpers import report_data  # noqa: E402
 
 
 def _json(value: Any) -> bytes:
@@ -207,10 +204,5 @@ def _own(target: str) -> list[bytes]:
     }[target]
 
 
-def kept(target: str) -> list[Path]:
-    """The inputs that once broke it."""
-    return sorted((HERE / "corpus" / target).glob("*"))
-
-
 def seeds(target: str) -> list[bytes]:
-    return [*_own(target), *(path.read_bytes() for path in kept(target))]
+    return [*_own(target), *(path.read_bytes() for path in sorted((HERE / "corpus" / target).glob("*")))]

@@ -58,13 +58,12 @@ def bobs(bob: HfApi, fresh: Callable[[], str]) -> str:
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
-    """A Hub of a users file, with an organisation of three roles and an application that declares one scope."""
+    """A Hub of a users file, with an organisation of three roles."""
     members = {"dora": "admin", "eve": "read", "finn": "contributor"}
-    declared = {"scopes": ["contribute-repos"], "expiration_minutes": 43_200}
     users = {
         "users": [{"name": name, "tokens": [{"value": f"hf_{name}_write"}]} for name in members],
         "orgs": [{"name": "lab", "members": members, "private_by_default": True}],
-        "oauth": {"client_id": "app", "client_secret": "a-long-secret", **declared},
+        "oauth": {"client_id": "app", "client_secret": "a-long-secret", "expiration_minutes": 43_200},
     }
     path = tmp_path_factory.mktemp("lab") / "users.json"
     path.write_text(json.dumps(users))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from random import Random
 
 import pytest
 from huggingface_hub import HfApi
-from huggingface_hub.errors import RevisionNotFoundError
 from huggingface_hub.utils import get_session
 from raw_requests import commit_files
 
-from localhub.process import LocalHubProcess
+from localhub.store import Store
+from localhub.tree import MAIN, File, Message, Trees
 
 BYTES = bytes(range(256)) * 40
 FILES = {"w.bin": BYTES, "dir/sub/a.txt": b"text", "dir/b c%é.txt": b"odd", "empty": b""}
@@ -47,12 +48,8 @@ def test_head_tells_commit_digest_and_size(ada: HfApi, filled: str) -> None:
     [
         ("a.svg", "image/svg+xml"),
         ("a.html", "text/plain; charset=utf-8"),
-        ("a.xhtml", "text/plain; charset=utf-8"),
         ("a.mht", "application/octet-stream"),  # a web page, too
-        ("a.swf", "application/octet-stream"),
         ("a.safetensors", "application/octet-stream"),
-        ("a.png", "image/png"),
-        ("config.json", "application/json"),
     ],
 )
 def test_a_browser_is_told_a_few_harmless_types_and_runs_nothing(ada: HfApi, repo: str, name: str, served: str) -> None:
@@ -61,11 +58,6 @@ def test_a_browser_is_told_a_few_harmless_types_and_runs_nothing(ada: HfApi, rep
     assert answer.headers["content-type"] == served
     assert "sandbox" in answer.headers["content-security-policy"]
     assert answer.headers["x-content-type-options"] == "nosniff"
-
-
-def test_a_revision_that_ends_in_a_space_is_missing_as_any_other(ada: HfApi, repo: str) -> None:
-    with pytest.raises(RevisionNotFoundError):
-        ada.model_info(repo, revision="main ")  # which stands at the end of a header
 
 
 def test_a_tree_lists_folders_and_the_last_commit_of_each(ada: HfApi, filled: str) -> None:
@@ -82,40 +74,26 @@ def test_a_long_tree_and_a_long_history_come_in_pages(ada: HfApi, repo: str) -> 
     names = [f"f/{number:04d}" for number in range(1005)]
     commit_files(ada, repo, dict.fromkeys(names, b"x"))
     assert [entry.path for entry in ada.list_repo_tree(repo, "f")] == names
-    for number in range(60):
+    for number in range(50):
         ada.upload_file(path_or_fileobj=b"%d" % number, path_in_repo="counter", repo_id=repo)
     titles = [commit.commit_id for commit in ada.list_repo_commits(repo)]
-    assert len(titles) == len(set(titles)) == 62
+    assert len(titles) == len(set(titles)) == 52
 
 
-@pytest.mark.slow
-def test_an_old_commit_reads_the_same_after_a_long_history_and_a_restart(tmp_path: Path) -> None:
-    # Every 65th change or so is stored as a whole tree, the others as differences. The restart empties the
-    # cache of trees, so all of them are read from the database.
-    def files(number: int) -> dict[str, bytes]:
-        """What commit `number` holds, by plain counting: file k has the last number that leaves k modulo 3."""
-        return {f"{k}.txt": b"%d" % (number - (number - k) % 3) for k in range(min(number + 1, 3))}
-
-    with LocalHubProcess(tmp_path / "data") as hub:
-        api = HfApi(hub.endpoint, token=hub.tokens["bob"])
-        repo = api.create_repo("bob/long").repo_id
-        oids = [
-            api.upload_file(path_or_fileobj=b"%d" % number, path_in_repo=f"{number % 3}.txt", repo_id=repo).oid
-            for number in range(140)
-        ]
-    with LocalHubProcess(tmp_path / "data") as hub:
-        api = HfApi(hub.endpoint, token=hub.tokens["bob"])
-        for number in (139, 0, 1, 2, 62, 63, 64, 65, 66, 128, 129, 130, 131):
-            entries = {entry.path: entry for entry in api.list_repo_tree(repo, revision=oids[number], expand=True)}
-            entries.pop(".gitattributes")
-            assert {path: entry.size for path, entry in entries.items()} == {
-                path: len(content) for path, content in files(number).items()
-            }
-            for path, content in files(number).items():
-                assert entries[path].last_commit.oid == oids[int(content)]
-                url = f"{hub.endpoint}/{repo}/resolve/{oids[number]}/{path}"
-                assert get_session().get(url).content == content
-
-
-def test_a_browser_that_asks_for_an_icon_gets_no_error(local_hub: LocalHubProcess) -> None:
-    assert get_session().get(f"{local_hub.endpoint}/favicon.ico").status_code == 204
+def test_every_commit_of_a_long_history_reads_the_same_after_a_restart(tmp_path: Path) -> None:
+    """Every 65th change or so is stored as a whole tree, the others as differences."""
+    store, held, shas = Store(tmp_path), [dict[str, File]()], list[str]()
+    trees, random = Trees(store), Random(1)
+    for number in range(140):
+        path, file = f"{random.randrange(5)}.txt", File(f"{number:040x}", number)
+        gone = path in held[-1] and random.random() < 0.3
+        changes = {path: None if gone else file}
+        held.append({p: f for p, f in {**held[-1], **changes}.items() if f})
+        parent = shas[-1] if shas else None
+        shas.append(trees.commit(1, changes, Message(str(number), "ada"), ref=MAIN, parent=parent))
+    read = Trees(store)  # with an empty cache
+    for sha, files in zip(shas, held[1:], strict=True):
+        assert {path: entry.file for path, entry in read.at(1, sha).items()} == files
+        assert all(entry.commit == shas[entry.size] for entry in read.at(1, sha).values())
+    assert [commit.sha for commit in read.history(1, shas[-1])] == shas[::-1]
+    store.close()

@@ -1,9 +1,7 @@
-"""The server as a process: start, end, restart, crash; what it imports; what hostile requests get."""
+"""The server as a process: start, end, restart, crash; what it imports, and whom it answers."""
 
 from __future__ import annotations
 
-import hashlib
-import http.client
 import json
 import os
 import signal
@@ -11,9 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx2
 import psutil
@@ -21,10 +17,11 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
 from processes import ROOT, printed_by
-from raw_requests import ask, batch, commit_files, header, large, post_commit, regular, status_of, upload, whole
+from raw_requests import ask, commit_files, header, large, post_commit, regular, status_of, upload, whole
 
-from hubmerge.errors import HubUnavailableError
+from hubmerge.errors import HubUnavailableError, SourceNotFoundError
 from localhub.process import LocalHubProcess
+from localhub.server import serve
 from localhub.users import load_users
 
 
@@ -52,42 +49,14 @@ def test_a_restart_keeps_everything(tmp_path: Path) -> None:
         assert get_session().get(f"{hub.endpoint}/.well-known/jwks.json").json() == keys
 
 
-def test_a_kill_during_an_upload_leaves_the_old_head(tmp_path: Path) -> None:
-    content = os.urandom(1 << 20) * 8
-    digest = hashlib.sha256(content).hexdigest()
-    with LocalHubProcess(tmp_path / "data") as hub:
-        ada = api_of(hub)
-        repo = ada.create_repo("ada/half").repo_id
-        head = ada.upload_file(path_or_fileobj=b"old", path_in_repo="w.bin", repo_id=repo).oid
-        target = urlsplit(batch(ada, repo, digest, len(content))["actions"]["upload"]["href"])
-        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
-        connection.putrequest("PUT", target.path)
-        connection.putheader("Content-Length", str(len(content)))
-        connection.endheaders()
-        connection.send(content[: len(content) // 2])
-        temporary = tmp_path / "data" / "tmp"
-        while not any(path.stat().st_size for path in temporary.iterdir()):
-            time.sleep(0.01)  # the first half is under way
-        hub.kill()
-        connection.close()
-        hub.start()
-        ada = api_of(hub)
-        assert ada.model_info(repo).sha == head
-        path = ada.hf_hub_download(repo, "w.bin", cache_dir=tmp_path / "cache")
-        assert Path(path).read_bytes() == b"old"
-        assert list(temporary.iterdir()) == []
-        oid = ada.upload_file(path_or_fileobj=content, path_in_repo="w.bin", repo_id=repo).oid
-        assert ada.model_info(repo).sha == oid
-
-
 def test_kills_at_any_moment_leave_whole_commits_only(tmp_path: Path) -> None:
     """Every commit sets two files, one regular and one large, to the same number; they never differ."""
     hub = LocalHubProcess(tmp_path / "data").start()
     acknowledged = 0
     try:
         repo = api_of(hub).create_repo("ada/pairs").repo_id
-        for round_number in range(6):
-            killer = threading.Timer(0.05 + 0.1 * round_number, os.kill, (hub.pid, signal.SIGKILL))
+        for round_number in range(3):
+            killer = threading.Timer(0.1 + 0.2 * round_number, os.kill, (hub.pid, signal.SIGKILL))
             killer.start()
             ada = api_of(hub)
             try:
@@ -145,21 +114,10 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> Non
     assert (process.returncode, errors) == (0, "")
 
 
-def test_one_folder_serves_one_hub_at_a_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with LocalHubProcess(tmp_path / "data"), pytest.raises(HubUnavailableError):
-        LocalHubProcess(tmp_path / "data").start()
-    assert "another local Hub uses this data folder" in capfd.readouterr().err
-    with LocalHubProcess(tmp_path / "data") as hub:
-        assert api_of(hub).whoami()["name"] == "ada"
-
-
-def test_a_taken_port_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(HubUnavailableError):
-            LocalHubProcess(tmp_path / "data", port=taken.getsockname()[1]).start()
-    assert "the port is not free" in capfd.readouterr().err
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    refused = pytest.raises(HubUnavailableError, match="the port is not free")
+    with socket.create_server(("127.0.0.1", 0)) as taken, refused:
+        serve(taken.getsockname()[1], tmp_path / "data")
 
 
 def test_a_users_file_replaces_the_default_users(lab: LocalHubProcess, tmp_path: Path) -> None:
@@ -172,7 +130,7 @@ def test_a_users_file_replaces_the_default_users(lab: LocalHubProcess, tmp_path:
     assert status_of(eve.create_branch, repo, branch="x") == 403
     assert status_of(HfApi(lab.endpoint, token=False).model_info, repo) == 401
     (tmp_path / "users.json").write_text('{"users": "nobody"}')
-    with pytest.raises(Exception, match="users file cannot be used"):
+    with pytest.raises(SourceNotFoundError, match="users file cannot be used"):
         load_users(tmp_path / "users.json")
 
 
@@ -197,27 +155,3 @@ def test_no_request_reads_files_outside_the_data_folder(local_hub: LocalHubProce
             assert whole(local_hub, "GET", prefix + path).status in (404, 405)
     for name in ("..%2F..%2Fx", "unknown"):
         assert whole(local_hub, "PUT", f"/lfs-uploads/1/{name}", b"x").status == 404
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("POST", "/api/repos/create", b'{"name": 7}'),
-        ("POST", "/api/settings/webhooks", b'{"url": "http://127.0.0.1:1/", "watched": [{"type": "x", "name": "y"}]}'),
-        *(("GET", f"/api/models?{query}", b"") for query in ("limit=-1", f"limit={'9' * 22}", "sort=nonsense")),
-        ("PATCH", "/api/models", b""),
-        ("GET", "/%ff%fe", b""),
-    ],
-)
-def test_a_malformed_request_is_refused_and_breaks_nothing(
-    local_hub: LocalHubProcess, ada: HfApi, repo: str, method: str, path: str, body: bytes
-) -> None:
-    bearer = f"Bearer {ada.token}"
-    answer = whole(local_hub, method, path, body, Authorization=bearer)
-    assert 400 <= answer.status < 500
-    assert ada.model_info(repo).id == repo
-
-
-def test_a_body_above_the_limit_is_refused(ada: HfApi) -> None:
-    body = b'{"name": "' + b"x" * (17 << 20) + b'"}'
-    assert ask(ada, "POST", "/api/repos/create", content=body).status_code == 413

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from huggingface_hub import DiscussionComment, DiscussionWithDetails, HfApi
+from huggingface_hub import DiscussionComment, HfApi
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 from raw_requests import ask, status_of
 
@@ -39,15 +39,27 @@ def test_only_members_create_in_a_namespace_and_read_tokens_create_nowhere(
         assert status_of(api.create_repo, f"{namespace}/{fresh()}") == 403
 
 
-@pytest.mark.parametrize("name", ["-x", "x.", "a--b", "a..b", "x" * 97, "a b", "é"])
-def test_a_name_that_the_hub_does_not_allow_is_refused(ada: HfApi, name: str) -> None:
-    assert ask(ada, "POST", "/api/repos/create", json={"name": name, "organization": "ada"}).status_code == 400
+def test_what_the_hub_does_not_allow_or_could_not_keep_is_refused(ada: HfApi, repo: str) -> None:
+    def refused(path: str, **body: object) -> bool:
+        return ask(ada, "POST", path, json=body).status_code == 400
+
+    for name in ("-x", "x.", "a--b", "a..b", "x" * 97, "é"):
+        assert refused("/api/repos/create", name=name)
+    new, files = f"{repo.partition('/')[2]}-x", [{"path": "a", "content": "YQ==", "encoding": "base64"}]
+    assert refused("/api/repos/create", name=new, files=files)
+    assert refused("/api/repos/create", name=new, license="mit")
+    assert refused("/api/repos/create", name=new, type="space", sdk="gradio", secrets=[{"key": "K", "value": "v"}])
+    assert not ada.repo_exists(f"{repo}-x")
+    assert refused(f"/api/models/{repo}/branch/empty", emptyBranch=True)
+    assert refused(f"/api/models/{repo}/branch/HEAD")
 
 
 def test_a_private_repo_exists_only_for_members(
     ada: HfApi, bob: HfApi, nobody: HfApi, reader: HfApi, fresh: Fresh, tmp_path
 ) -> None:
-    repo = ada.create_repo(f"zoo/{fresh()}", private=True).repo_id
+    repo = f"zoo/{fresh()}"
+    older = {"name": repo, "private": True}  # the client of today says a visibility
+    assert ask(ada, "POST", "/api/repos/create", json=older).status_code == 200
     ada.upload_file(path_or_fileobj=b"secret", path_in_repo="a.txt", repo_id=repo)
     assert reader.model_info(repo).private
     for api, code in ((bob, 404), (nobody, 401)):
@@ -61,22 +73,6 @@ def test_a_private_repo_exists_only_for_members(
     assert repo in [model.id for model in ada.list_models(author="zoo")]
     ada.update_repo_settings(repo, private=False)
     assert nobody.model_info(repo).private is False
-
-
-def test_a_client_may_say_private_instead_of_a_visibility(ada: HfApi, nobody: HfApi, repo: str) -> None:
-    def settings(**asked: object) -> dict[str, object]:
-        answer = ask(ada, "PUT", f"/api/models/{repo}/settings", json=asked)
-        assert answer.status_code == 200
-        return dict(answer.json())
-
-    assert settings(private=True) == {"visibility": "private", "private": True, "gated": False}
-    with pytest.raises(RepositoryNotFoundError):
-        nobody.model_info(repo)
-    assert settings(gated="manual") == {"visibility": "private", "private": True, "gated": "manual"}
-    assert settings(private=False) == {"visibility": "public", "private": False, "gated": "manual"}
-    assert nobody.model_info(repo).gated == "manual"
-    settings(private=True)
-    assert settings(private=None, gated="auto") == {"visibility": "private", "private": True, "gated": "auto"}
 
 
 def test_a_public_repo_is_written_by_members_only(ada: HfApi, bob: HfApi, nobody: HfApi, repo: str) -> None:
@@ -116,26 +112,10 @@ def test_a_deleted_repo_is_gone_and_its_name_is_free(ada: HfApi, repo: str) -> N
         ada.model_info(repo, revision=first)
 
 
-@pytest.mark.parametrize("kept", ["space_secrets", "space_variables"])
-def test_what_a_space_could_not_keep_is_refused_and_no_space_is_made(ada: HfApi, fresh: Fresh, kept: str) -> None:
-    space, values = f"ada/{fresh()}", {kept: [{"key": "K", "value": "v"}]}
-    assert status_of(ada.create_repo, space, repo_type="space", space_sdk="gradio", **values) == 400
-    assert not ada.repo_exists(space, repo_type="space")
-
-
-@pytest.fixture
-def talk(bob: HfApi, repo: str) -> DiscussionWithDetails:
-    """A discussion that bob opened on a repo of ada's."""
-    return bob.create_discussion(repo, "Why this license?", description="Please say.", token=bob.token)
-
-
-def comments(api: HfApi, talk: DiscussionWithDetails) -> list[DiscussionComment]:
-    events = api.get_discussion_details(talk.repo_id, talk.num).events
-    return [event for event in events if isinstance(event, DiscussionComment)]
-
-
-def test_nobody_else_edits_a_comment(ada: HfApi, bob: HfApi, carol: HfApi, talk: DiscussionWithDetails) -> None:
-    said = ada.comment_discussion(talk.repo_id, talk.num, "an answer")
+def test_nobody_else_edits_a_comment(ada: HfApi, bob: HfApi, carol: HfApi, repo: str) -> None:
+    talk = bob.create_discussion(repo, "Why this license?", description="Please say.", token=bob.token)
+    said = ada.comment_discussion(repo, talk.num, "an answer")
     for api in (bob, carol):
-        assert status_of(api.edit_discussion_comment, talk.repo_id, talk.num, said.id, "other words") == 403
-    assert comments(ada, talk)[1].content == "an answer"
+        assert status_of(api.edit_discussion_comment, repo, talk.num, said.id, "other words") == 403
+    events = ada.get_discussion_details(repo, talk.num).events
+    assert [event.content for event in events if isinstance(event, DiscussionComment)][1] == "an answer"

@@ -20,15 +20,11 @@ RECIPE = "examples/recipes/ram_plus.yaml"
 _core = partial(python, str(Path(__file__).with_name("without_extras.py")))
 
 
-def test_the_core_inspects_probes_compares_merges_and_publishes(tmp_path: Path, local_hub: LocalHubProcess) -> None:
+def test_the_core_inspects_merges_and_publishes(tmp_path: Path, local_hub: LocalHubProcess) -> None:
     out = str(tmp_path / "merged")
     hub = {"HF_ENDPOINT": local_hub.endpoint, "HF_TOKEN": local_hub.tokens["ada"]}
     for arguments in (
-        ("methods",),
-        ("init", "examples/zoo/base", "examples/zoo/math", "examples/zoo/tool"),
         ("inspect", RECIPE),
-        ("probe", RECIPE),
-        ("diff", "examples/zoo/base", "examples/zoo/math"),
         ("merge", RECIPE, "--out", out),
         ("publish", out, "ada/merged-by-the-core"),
     ):
@@ -41,13 +37,10 @@ def test_the_core_inspects_probes_compares_merges_and_publishes(tmp_path: Path, 
     ("extra", "arguments"),
     [
         ("gpu", ("merge", RECIPE, "--out", "{out}", "--device", "cuda")),
-        ("eval", ("evaluate", "examples/zoo/math", "--suite", "zoo")),
         ("eval", ("run", RECIPE, "--to", "ada/merged", "--evaluate", "zoo")),
         ("eval", ("sweep", "examples/recipes/all_methods.yaml", "--out", "{out}")),
-        ("app", ("serve",)),
         ("app", ("demo",)),
         ("app", ("localhub", "--data", "{out}")),
-        ("app", ("watch", "examples/watchers/zoo.yaml")),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
@@ -62,30 +55,11 @@ def test_a_command_names_the_extra_that_it_needs_before_it_does_anything(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_belongs_to_no_extra_stays_an_error_of_python() -> None:
-    assert extras.explained(ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) is None
-    assert extras.explained(ModuleNotFoundError("no name")) is None
-
-
 def test_what_is_installed_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(extras.MODULES, "gpu", ("json", "nowhere_at_all"))  # type: ignore[arg-type]
     extras.require("gpu", "this", "json")
     with pytest.raises(MissingExtraError, match=r"E_EXTRA: this needs .*hubmerge\[gpu\], got no nowhere_at_all"):
         extras.require("gpu", "this")
-
-
-def test_an_app_that_cannot_write_its_data_folder_says_so(tmp_path: Path) -> None:
-    (tmp_path / "data").touch()
-    app = {"OAUTH_CLIENT_ID": "id", "OAUTH_CLIENT_SECRET": "secret", "HUBMERGE_DATA": str(tmp_path / "data")}
-    done = python("app.py", **app)
-    assert (done.returncode, done.stderr.splitlines()[-1][:16]) == (1, "hubmerge: E_DISK")
-    assert "Traceback" not in done.stderr
-
-
-def test_an_app_of_a_hub_without_an_address_says_so() -> None:
-    done = python("app.py", HF_ENDPOINT="http://[hub")
-    assert done.returncode == 1
-    assert done.stderr.startswith("hubmerge: E_SETTINGS: the address of the Hub is not valid in HF_ENDPOINT")
 
 
 def test_an_app_with_a_results_dataset_needs_what_evaluates_before_it_serves(

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from packaging_helpers import ROOT
 
 STUB = "echo no such version >&2; exit 127"  # as a version manager leaves them
@@ -28,12 +27,6 @@ def _find(*folders: Path, python: str = "") -> subprocess.CompletedProcess[str]:
     environment = {"PATH": ":".join(map(str, folders)), "PYTHON": python}
     command = ["/bin/sh", str(ROOT / ".ci" / "find_python")]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
-
-
-@pytest.mark.parametrize("name", ["python3.11", "python3.12", "python3.13", "python3.14", "python3", "python"])
-def test_any_name_of_a_fit_python_will_do(tmp_path: Path, name: str) -> None:
-    fit = _place(tmp_path / "bin", name, FIT)
-    assert _find(tmp_path / "bin").stdout == fit + "\n"
 
 
 def test_a_stub_and_an_old_version_are_passed_over_even_where_they_hide_a_fit_one_of_their_name(tmp_path: Path) -> None:
