@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from hubmerge.board.eval_results import differ_in_scores_alone
-from hubmerge.engine.preview import Preview, Tell, preview, untold
+from hubmerge.engine.preview import Preview, preview
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import (
     EvaluationError,
@@ -165,9 +165,9 @@ class Service:
             )
         return seconds
 
-    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None, tell: Tell = untold) -> Preview:
+    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Preview:
         """What `inspect` checks, then a few megabytes of weights: what the agents changed in a few layers."""
-        return preview(self.inspect(recipe, visitor), self._hub(visitor), tell)
+        return preview(self.inspect(recipe, visitor), self._hub(visitor))
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         """Check everything that can be checked now, then queue; the same request again finds the same job."""

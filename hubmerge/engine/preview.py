@@ -7,7 +7,7 @@ for which the files would have to be read whole: a preview decides nothing that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -34,8 +34,6 @@ _MODULES = ("attention", "mlp")
 _THREADS = 8
 _DECIDES = 0.25  # of what was changed: the share from which one kind decides
 
-Tell = Callable[[int, int], None]  # bytes read, of about how many
-
 
 @dataclass(frozen=True)
 class Preview:
@@ -50,12 +48,8 @@ class Preview:
     bytes_read: int
 
 
-def untold(done: int, total: int) -> None:
-    """Tells nobody how many bytes have been read."""
-
-
-def preview(plan: Plan, hub: Hub, tell: Tell = untold) -> Preview:
-    """Count in a few layers what the agents changed. `tell` is called from several threads, after each read.
+def preview(plan: Plan, hub: Hub) -> Preview:
+    """Count in a few layers what the agents changed.
 
     Raises NonFiniteError, what reading from the Hub raises, and MemoryLimitError past MAX_READ_BYTES.
     """
@@ -66,8 +60,7 @@ def preview(plan: Plan, hub: Hub, tell: Tell = untold) -> Preview:
     for t in tensors:
         start = max(0, (t.elements - elements) // 2) // BLOCK * BLOCK
         chunks.append(Chunk(t, start, min(elements, t.elements - start)))
-    wanted = sum(c.count * DTYPE_BYTES[i.entry.dtype] for c in chunks for i in c.tensor.inputs)
-    store, epsilon = _Ranges(hub, lambda done: tell(min(done, wanted), wanted)), epsilon_of(plan)
+    store, epsilon = _Ranges(hub), epsilon_of(plan)
     with TensorReader(plan.models, store) as reader, ThreadPoolExecutor(_THREADS) as pool:
 
         def count(chunk: Chunk) -> Tally:
@@ -108,12 +101,10 @@ def _spread(values: Sequence[Any], count: int) -> list[Any]:
 class _Ranges(ShardStore):
     """A ShardStore that keeps nothing: local files are read where they lie, and those of the Hub by ranges."""
 
-    def __init__(self, hub: Hub, tell: Callable[[int], None]) -> None:
+    def __init__(self, hub: Hub) -> None:
         super().__init__()
         self.bytes_read = 0  # or being read
-        self._arrived = 0
         self._hub = hub
-        self._tell = tell
         self._lock = Lock()
 
     def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
@@ -131,9 +122,6 @@ class _Ranges(ShardStore):
             super().read_into(model, shard, offset, out)
         else:
             self._hub.read_range_into(model.ref.id, model.ref.sha, model.files[shard].path, offset, out)
-        with self._lock:
-            self._arrived += len(out)
-            self._tell(self._arrived)
 
 
 def recommendation(shares: Mapping[str, float], agents: int) -> tuple[str, str]:

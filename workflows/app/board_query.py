@@ -47,7 +47,6 @@ class BoardQuery:
     cols: tuple[str, ...] = ()
     compare: tuple[str, ...] = ()  # org/name@sha7; in an address also org/name
     chart: str = ""  # a domain
-    embed: str = ""
 
     def href(self, **changes: Any) -> str:
         """The address of this state with `changes`; any change but of the page itself begins at its first page."""
@@ -162,7 +161,6 @@ def _checked(
         cols=() if set(chosen) == set(default_columns(every, view)) else chosen,
         compare=tuple(compare[: COMPARED[1]]),
         chart=one_of("chart", suite.domains, "score"),
-        embed=one_of("embed", ("1",), "way to embed"),
     )
 
 

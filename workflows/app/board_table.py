@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,13 +100,6 @@ def _model_cell(row: Row, in_signed_suite: bool) -> Markup:
 
 def _method(row: Row) -> str:
     return method_title(row.facts.method) if row.facts.method else "" if row.facts.is_merge else "not a merge"
-
-
-def settings_text(values: Mapping[str, Any], names: Iterable[str]) -> str:
-    """r: 0.1, normalize: true; of those names that there are."""
-    known = ((name, values[name]) for name in names if name in values)
-    text = ", ".join(f"{name}: {v if isinstance(v, str) else json.dumps(v)}" for name, v in known)
-    return _cut(text)
 
 
 def _cut(text: str) -> str:

@@ -24,7 +24,6 @@ from workflows.app.board_table import (
     default_columns,
     domain_title,
     interval_text,
-    settings_text,
     share_text,
     skills_text,
 )
@@ -115,7 +114,7 @@ def _form(board: Board, suite: SuiteBoard, query: BoardQuery, every: Mapping[str
     others = [column for column in every.values() if column.key not in ALWAYS]
     picks = (el("label", _check("cols", c.key, c.key in shown), c.title) for c in others)
     hidden = [("view", query.view)] if query.view != "scores" else []
-    hidden += [(name, value) for name in ("chart", "embed") if (value := getattr(query, name))]
+    hidden += [("chart", query.chart)] if query.chart else []
     suites = {s.suite: suite_title(s) for s in board.suites}
     return el(
         "form",
@@ -255,7 +254,7 @@ def _chart(suite: SuiteBoard, query: BoardQuery) -> Markup:
 
 def _exports(suite: SuiteBoard, query: BoardQuery, url: str) -> Markup:
     name = quote(suite.suite, safe="")
-    asked = query.query(compare=(), cols=(), chart="", embed="", view="scores", suite="")
+    asked = query.query(compare=(), cols=(), chart="", view="scores", suite="")
     tail = f"?{asked}" if asked else ""
     links = [
         link(f"board/{name}.csv{tail}", "These models as CSV"),
@@ -264,10 +263,7 @@ def _exports(suite: SuiteBoard, query: BoardQuery, url: str) -> Markup:
         link("board.json", "everything as JSON"),
         *([link(url, "the results dataset")] if url else ()),
     ]
-    shown = query.href(embed="1")
-    embed = el("p", "To show this table on another page of the Hub, embed ", link(shown, "this address"), ".")
-    taken = el("p", "Take it with you: ", Markup(" · ").join(links), ".")
-    return el("div", taken, None if query.embed else embed, cls="hm-dim")
+    return el("p", "Take it with you: ", Markup(" · ").join(links), ".", cls="hm-dim")
 
 
 def suite_title(suite: SuiteBoard) -> str:
@@ -298,26 +294,11 @@ def comparison(rows: Sequence[Row], suite: SuiteBoard) -> Markup:
     change = [interval_text(r.instruction_change, sign=True) for r in rows]
     lines.append(("Instruction following against the base", *change))
     lines.append(("Method", *(method_title(r.facts.method or NOTHING)[:80] for r in rows)))
-    lines.append(("Settings", *_settings(rows)))
     lines.append(("Weights changed", *(share_text(r.facts.density) for r in rows)))
     lines.append(("Flags", *("; ".join(map(flag_text, r.flags)) or NOTHING for r in rows)))
     heads = [model_link(r.model, r.sha) for r in rows]
     lines = [line for line in lines if any(value != NOTHING for value in line[1:])]
     return el("div", table(("", *heads), lines, wide=True), cls="hm-compare")
-
-
-def _settings(rows: Sequence[Row]) -> list[str]:
-    """Of each merge the settings of its method, and the weights of its agents, in which not all merges are alike."""
-    weights = [{p.id: p.weight for p in row.parents if p.role == "agent"} for row in rows]
-    weighed = {agent: f"weight of {agent}" for own in weights for agent, weight in own.items() if weight != 1}
-    settings = [
-        {**row.facts.method_parameters, **{weighed[agent]: weight for agent, weight in own.items() if agent in weighed}}
-        for row, own in zip(rows, weights, strict=True)
-    ]
-    merges = [own for row, own in zip(rows, settings, strict=True) if row.facts.is_merge]
-    names = dict.fromkeys(name for own in merges for name in own)
-    differing = [name for name in names if any(own.get(name) != merges[0].get(name) for own in merges)]
-    return [settings_text(own, differing) or NOTHING for own in settings]
 
 
 def _best(values: Sequence[float | None], texts: Sequence[str]) -> list[object]:

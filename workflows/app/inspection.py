@@ -23,7 +23,6 @@ from hubmerge.errors import HubmergeError, SourceNotFoundError
 from hubmerge.hub.errors import UNREADABLE
 from hubmerge.output.plan_words import plan_summary
 from hubmerge.plan.licenses import strictest
-from hubmerge.plan.plan import Plan
 from hubmerge.text.markdown import size
 from workflows.app.format import bytes_text, diff_href, duration_text, el, join, repo_link
 from workflows.app.lanes import in_thread
@@ -122,7 +121,7 @@ def inspect_form(
     parents = strictest([m.license for m in plan.models])
     license = license_choice or ("license to be chosen" if parents.needs_choice else parents.id)
     short = (size(plan.output_bytes), f"about {duration_text(max(1, facts['predicted_seconds']))}", license)
-    panel = join(advice.chosen, plan_panel(plan, service.endpoint, license_choice), recommended(plan))
+    panel = join(advice.chosen, plan_panel(plan, service.endpoint, license_choice))
     return Inspection(
         verdict("good", "These models fit", *short),
         panel,
@@ -141,17 +140,6 @@ def _reason(error: HubmergeError) -> str:
         what = what[:_REASON_WIDTH].rpartition(", ")[0] or shorten(what, _REASON_WIDTH, placeholder=" …")
     said = f"{what[:1].upper()}{what[1:]}"
     return f"{said}, and {others} more" if others else said
-
-
-def recommended(plan: Plan) -> Markup | None:
-    """The method that is recommended for these agents, and why; it is known without reading weights."""
-    count, method = len(plan.agents), plan.recipe.method
-    if count < 2 or method in ("ram_plus", "sar"):
-        return None
-    why = "It keeps what only one agent learned, which is most of what RL changes."
-    if method == "linear":
-        why = f"Plain averaging leaves 1/{count} of what only one of the {count} agents learned; RAM+ keeps all of it."
-    return el("p", el("strong", "Recommended for agents trained with RL: RAM+. "), why, cls="hm-dim")
 
 
 def advise(base: str, agents: Sequence[str], service: Service, visitor: Visitor | None) -> Advice:

@@ -23,13 +23,11 @@ import ipaddress
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextvars import Context
 from functools import partial, wraps
 from typing import Any
-
-import gradio as gr
 
 from hubmerge.errors import HubmergeError, QuotaError
 from hubmerge.hub.errors import ASKED_UNTIL
@@ -42,7 +40,6 @@ ANONYMOUS_S = 60.0
 SIGNED_IN_AT_ONCE = 16  # with the other two lanes fewer than the 40 events that gradio runs at once
 SIGNED_IN_EACH = 4
 SIGNED_IN_S = 240.0
-TOLD_EVERY_S = 0.5
 # the lanes refuse by themselves, so that nothing waits in gradio's queue
 ASKING: Mapping[str, Any] = {"concurrency_limit": None}
 
@@ -144,28 +141,6 @@ class Lanes:
                 return await lane.run(who, lambda: handler(*given))
             except HubmergeError as error:
                 return refused(error)
-
-        return asked
-
-    def telling(
-        self,
-        make: Callable[[Callable[[int, int], None]], Handler],
-        refused: Callable[[HubmergeError], Any],
-        shown: Callable[[int, int], Any],
-    ) -> Handler:
-        """`asking(make(tell), refused)` for a list of outputs, which are `shown` of what was last told meanwhile."""
-
-        @wraps(make(lambda done, total: None))
-        async def asked(*given: Any) -> AsyncIterator[Any]:
-            told: list[tuple[int, int]] = []
-            handler = self.asking(make(lambda done, total: told.append((done, total))), refused)
-            answer = asyncio.ensure_future(handler(*given))
-            while not (await asyncio.wait([answer], timeout=TOLD_EVERY_S))[0]:
-                if told:
-                    yield shown(*told[-1])
-            yield answer.result()
-            # gradio sends the last answer twice, and the second one may come after what a visitor did upon the first
-            yield [gr.skip()] * len(answer.result())
 
         return asked
 

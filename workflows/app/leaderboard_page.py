@@ -36,7 +36,6 @@ _JSON = "application/json"
 _JS = """
 const root = element.querySelector('.hm-board') || element;
 const status = 'The leaderboard could not be loaded. Load the page again in a moment.';
-if (new URLSearchParams(location.search).get('embed') === '1') document.body.classList.add('hm-embed');
 let asked = 0;
 const show = async (search, keep) => {
   const mine = ++asked, held = keep && document.activeElement ? document.activeElement.id : '';

@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 from markupsafe import Markup
 
-from hubmerge.engine.preview import Preview, Tell
+from hubmerge.engine.preview import Preview
 from hubmerge.methods import registry
 from hubmerge.text.markdown import short_count
 from workflows.app.format import bytes_text, el, join
@@ -59,34 +59,26 @@ def wire_look(
     `chosen`: the event after which the models are other ones.
     """
 
-    def looking(tell: Tell) -> Callable[..., Any]:
-        def see(visitor: Visitor | None, *values: Any) -> list[Any]:
-            wanted = recipe(values)
-            found = service.preview(wanted.to_dict(), visitor, tell)
-            other = found.method in registry() and found.method != wanted.method
-            words = f"Take {registry()[found.method].title}" if other else ""
-            return [preview_panel(found), gr.update(value=words, visible=other), found.method]
-
-        return for_visitor(see)
+    def looking(visitor: Visitor | None, *values: Any) -> list[Any]:
+        wanted = recipe(values)
+        found = service.preview(wanted.to_dict(), visitor)
+        other = found.method in registry() and found.method != wanted.method
+        words = f"Take {registry()[found.method].title}" if other else ""
+        return [preview_panel(found), gr.update(value=words, visible=other), found.method]
 
     def taken(method: str) -> list[Any]:
         return [gr.update(value=method), gr.update(visible=False)]
 
     outputs = [look.panel, look.take, look.method]
-    telling = lanes.telling(looking, lambda e: [problems_panel(e), gr.update(visible=False), ""], _read_so_far)
+    asked = lanes.asking(for_visitor(looking), lambda e: [problems_panel(e), gr.update(visible=False), ""])
     models = [form.base, form.agents]
     looked = look.button.click(None, models, [look.panel, look.about], js=_LOOKING, **AT_ONCE).then(
-        telling, form.recipe_inputs, outputs, trigger_mode="multiple", **ASKING, **QUIET
+        asked, form.recipe_inputs, outputs, trigger_mode="multiple", **ASKING, **QUIET
     )
     looked.then(None, [look.about, *models], outputs, js=_STILL_SO, queue=False, **PRIVATE)
     look.take.click(taken, [look.method], [form.method, look.take], queue=False, **PRIVATE)
     # what was seen of other models says nothing; the script forgets it before the next click
     chosen(None, None, [*outputs, look.about], js=_FORGOTTEN, cancels=[looked], queue=False, **PRIVATE)
-
-
-def _read_so_far(done: int, total: int) -> list[Any]:
-    words = f"Read {bytes_text(done)} of about {bytes_text(total)} of the models …"
-    return [el("p", words, cls="hm-dim", role="status"), gr.update(visible=False), ""]
 
 
 def preview_panel(found: Preview) -> Markup:

@@ -1,17 +1,26 @@
-"""A Service in memory for the pages' tests: plans from made-up headers, jobs that the test moves by hand."""
+"""Service, board and watchers in memory for the pages' tests: plans from made-up headers, jobs moved by hand."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
 
 import plan_helpers
 
-from hubmerge.engine.preview import Preview, Tell, untold
-from hubmerge.errors import HubmergeError, LoginError, PermissionDeniedError, QuotaError, SourceNotFoundError
+from hubmerge.board.values import Board
+from hubmerge.engine.preview import Preview
+from hubmerge.errors import (
+    HubmergeError,
+    HubUnavailableError,
+    LoginError,
+    PermissionDeniedError,
+    QuotaError,
+    RuleError,
+    SourceNotFoundError,
+)
 from hubmerge.hub.client import RepoSummary
 from hubmerge.output.diff import comparison_recipe
 from hubmerge.plan.plan import Plan, make_comparison, make_plan
@@ -27,9 +36,13 @@ from workflows.values import (
     ModelFacts,
     Published,
     QueuedEvaluation,
+    Trial,
     Visitor,
+    WatcherEvent,
+    WatcherView,
 )
 
+ENDPOINT = "http://127.0.0.1:9"
 HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{value}}[x](javascript:alert(1))'
 CATALOGUE = BASE, MATH, TOOL, MEM = ("zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent")
 NAMESPACES = {"ada": ("ada", "zoo"), "bob": ("bob",)}
@@ -88,7 +101,7 @@ def comparison_id(plan: Plan) -> str:
 class FakeService:
     """Keeps the promises of workflows.service.Service, with `store` in the test's hands."""
 
-    def __init__(self, endpoint: str = "http://127.0.0.1:9") -> None:
+    def __init__(self, endpoint: str = ENDPOINT) -> None:
         self.endpoint = endpoint
         self.models = models()
         self.store: dict[str, JobView] = {}
@@ -96,9 +109,8 @@ class FakeService:
         self.suites = {"math": "Mathematics", "tool": "Function calling"}
         self.evaluations: list[QueuedEvaluation] = []
         self.shelf = {CATALOGUE[0]: Published(CATALOGUE[0], "a" * 40, "mit", "# The base", {}, True)}
-        self.go_on, self.end = Event(), Event()  # a look into layers waits for them, and tells how far it is between
+        self.go_on = Event()  # a look into layers waits for it
         self.go_on.set()
-        self.end.set()
         self.failure: HubmergeError | None = None  # raised by the next questions while set
 
     def visitor(self, name: str | None, token: str) -> Visitor:
@@ -132,12 +144,9 @@ class FakeService:
         parsed = recipe_from_dict(recipe)
         return make_plan(parsed, self._open(parsed.base), [self._open(a.model) for a in parsed.agents])
 
-    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None, tell: Tell = untold) -> Preview:
+    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Preview:
         plan = self.inspect(recipe, visitor)
-        tell(2_000_000, 8_257_536)
         self.go_on.wait(120.0)
-        tell(5_000_000, 8_257_536)
-        self.end.wait(120.0)
         agents = [{**told, "agent": name} for told, name in zip(STATISTICS["agents"], plan.labels, strict=False)]
         reason = "71% of what changed was changed by one agent alone; averaging would divide it by three."
         figures = {**STATISTICS, "elements": 1_376_256, "agents": agents}
@@ -231,3 +240,115 @@ class FakeService:
 
     def put(self, views: Sequence[JobView]) -> None:
         self.store.update({view.id: view for view in views})
+
+
+@dataclass
+class FakeBoard:
+    """A DatasetBoard in the test's hands."""
+
+    content: Board = field(default_factory=Board)
+    failure: HubUnavailableError | None = None
+    url: str = f"{ENDPOINT}/datasets/zoo/results"
+
+    def board(self) -> Board:
+        if self.failure is not None:
+            raise self.failure
+        return self.content
+
+
+SHA = "0123456789abcdef" * 2 + "01234567"
+
+
+def left_out(time: str, subject: str, code: str, text: str) -> WatcherEvent:
+    return WatcherEvent("skipped", f"{time}:00+00:00", subject, SHA, code, text)
+
+
+ZOO = WatcherView(
+    name="zoo-watch",
+    owner="ada",
+    about="Merges all fine-tunes of zoo/base by zoo, with RAM+, once there are 2 and again with each new one.",
+    rule="name: zoo-watch\nowner: ada\nbase: zoo/base\n",
+    target="ada/zoo-watch-{set}",
+    suite="zoo",
+    budget=4,
+    used_today=2,
+    polled="2030-01-02T10:05:00+00:00",
+    next_look="2030-01-02T10:10:00+00:00",
+    waiting="the day's budget of 4 is used up; it goes on tomorrow (UTC)",
+    events=(
+        WatcherEvent(
+            "merged",
+            "2030-01-02T10:04:00+00:00",
+            "ada/zoo-watch-282948d5ec",
+            agents=(f"zoo/math-agent@{SHA}", f"zoo/mem-agent@{SHA}", f"zoo/tool-agent@{SHA}"),
+            job_id="a" * 64,
+            job_state="running",
+        ),
+        left_out("2030-01-02T09:00", "set 1b2c3d4e5f", "budget", "the day's budget is used"),
+        left_out("2030-01-01T09:00", "zoo/wide-agent", "E_INCOMPATIBLE", "another hidden_size: expected 64, got 128"),
+        left_out("2030-01-01T08:00", "zoo/other", "license", "its license is not stated"),
+        replace(left_out("2030-01-01T07:00", "ada/zoo-watch-1", "E_TARGET_EXISTS", "taken"), kind="refused", sha=""),
+        WatcherEvent(
+            "merged",
+            "2029-12-31T10:00:00+00:00",
+            "ada/zoo-watch-9f8e7d6c5b",
+            agents=(f"zoo/math-agent@{SHA}", f"zoo/tool-agent@{SHA}"),
+            job_id="b" * 64,
+            job_state="done",
+        ),
+    ),
+)
+FRESH = replace(ZOO, name="zoo-trio", events=(), waiting="", polled=None, used_today=0, suite=None)
+AWAY = replace(FRESH, name="zoo-away", problem=HubUnavailableError("the Hub cannot be reached").as_dict())
+ODD = RuleError("a rule has no such key: colour", where="mine.yaml → colour", got=HOSTILE)
+BROKEN = WatcherView("mine.yaml", problem=ODD.as_dict())
+
+TRIAL = Trial(
+    about=ZOO.about,
+    rule=ZOO.rule,
+    target="ada/zoo-watch-282948d5ec",
+    agents=ZOO.events[0].agents,
+    left_out=tuple(replace(e, time="") for e in ZOO.events[2:4]),
+)
+
+
+class Source:
+    """Keeps the promises of workflows.app.watchers_source.WatcherSource, with `views` in the test's hands."""
+
+    endpoint = ENDPOINT
+
+    def __init__(self, views: Sequence[WatcherView] = (ZOO, FRESH, AWAY, BROKEN)) -> None:
+        self.views = list(views)
+        self.error: HubmergeError | None = None
+        self.trial = TRIAL
+        self.tried: list[tuple[Mapping[str, Any], str | None]] = []
+        self.acted: list[tuple[str, str, str]] = []
+
+    def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
+        if self.error is not None:
+            raise self.error
+        name = visitor.name if visitor else None
+        return [replace(v, own=v.owner == name) for v in self.views if not v.private or v.owner == name]
+
+    def try_watcher(self, rule: Mapping[str, Any], visitor: Visitor | None) -> Trial:
+        self.tried.append((rule, visitor.name if visitor else None))
+        if self.error is not None:
+            raise self.error
+        return self.trial
+
+    def pause_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        return self._act("pause", name, visitor, paused=True)
+
+    def resume_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        return self._act("resume", name, visitor, paused=False)
+
+    def run_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        return self._act("run", name, visitor)
+
+    def _act(self, action: str, name: str, visitor: Visitor, **changes: Any) -> WatcherView:
+        view = next((v for v in self.views if v.name == name), None)
+        if view is None or view.owner != visitor.name:
+            raise PermissionDeniedError("a watcher of somebody else")
+        self.acted.append((action, name, visitor.name))
+        self.views = [replace(v, **changes) if v is view else v for v in self.views]
+        return replace(view, **changes)

@@ -14,7 +14,7 @@ from urllib.parse import urljoin
 
 import httpx
 import itsdangerous
-from pages_fake import BASE, MATH, TOOL, FakeService
+from pages_fake import BASE, MATH, TOOL, FakeBoard, FakeService, Source
 
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
@@ -48,11 +48,12 @@ def browser_cookie(user: str) -> Any:
 
 @dataclass(frozen=True)
 class Site:
-    """The app on a service in memory. `open(path, …)` opens a page of it in a browser, as open_page does."""
+    """The app in memory. `open(path, …)` opens a page of it in a browser, as open_page does."""
 
     service: FakeService
+    board: FakeBoard
+    watchers: Source
     url: str
-    watchers: Any = None
     open_page: Callable[..., Any] = print
 
     def open(self, path: str, *who: Any, **how: Any) -> Any:
@@ -60,11 +61,11 @@ class Site:
 
 
 @contextmanager
-def serving(**how: Any) -> Iterator[Site]:
-    """`how`: a board, and watchers, where the app has them."""
-    service = FakeService()
-    with launch_app(service, Settings(endpoint=service.endpoint), port=0, oauth=CLIENT, **how) as running:
-        yield Site(service, running.url, how.get("watchers"))
+def serving() -> Iterator[Site]:
+    service, board, watchers = FakeService(), FakeBoard(), Source()
+    own: dict[str, Any] = {"oauth": CLIENT, "board": board, "watchers": watchers}
+    with launch_app(service, Settings(endpoint=service.endpoint), port=0, **own) as running:
+        yield Site(service, board, watchers, running.url)
 
 
 def mcp_result(url: str, method: str, headers: dict[str, str], **parameters: Any) -> dict[str, Any]:

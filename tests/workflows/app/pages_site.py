@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pages_fake import STATISTICS, job_view
-from pages_session import serving
+from pages_session import Site
 from report_helpers import DATA, report_data
-from test_ui_board import FakeBoard, full_board
-from test_watch_pages import Source
+from test_ui_board import full_board
 
 from workflows.values import JobView, LogLine, Published, Scoring
 
@@ -135,13 +133,11 @@ def jobs() -> list[JobView]:
     ]  # fmt: skip
 
 
-@contextmanager
-def whole_site() -> Iterator[str]:
-    """The site's address."""
+def fill(site: Site) -> None:
+    """Every state of a page at once."""
     card = (DATA / "card.md").read_text("utf-8")
-    with serving(board=FakeBoard(full_board()), watchers=Source()) as site:
-        site.service.put(jobs())
-        for name in ("org/merge", "ada/pair-ram-plus"):  # scored, and not
-            is_open = name != "org/merge"
-            site.service.shelf[name] = Published(name, "e" * 40, "mit", card, report_data(), is_open=is_open)
-        yield site.url
+    site.board.content = full_board()
+    site.service.put(jobs())
+    for name in ("org/merge", "ada/pair-ram-plus"):  # scored, and not
+        is_open = name != "org/merge"
+        site.service.shelf[name] = Published(name, "e" * 40, "mit", card, report_data(), is_open=is_open)

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[3]
 os.environ.update(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1", NO_PROXY="127.0.0.1")
 sys.path[:0] = map(str, (ROOT, ROOT / "tests", Path(__file__).parent))
 
-from pages_session import browser_cookie  # noqa: E402
-from pages_site import ADDRESSES, opened, whole_site  # noqa: E402
+from pages_session import browser_cookie, serving  # noqa: E402
+from pages_site import ADDRESSES, fill, opened  # noqa: E402
 from playwright.sync_api import Browser, sync_playwright  # noqa: E402
 
 WIDTHS = (1440, 1024, 390)
@@ -55,9 +55,10 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    with whole_site() as url, sync_playwright() as runtime:
+    with serving() as site, sync_playwright() as runtime:
+        fill(site)
         browser = runtime.chromium.launch(executable_path=chromium, args=flags)
-        wanted = {name: f"{url}/{ADDRESSES[name]}" for name in asked.only.split(",")}
+        wanted = {name: f"{site.url}/{ADDRESSES[name]}" for name in asked.only.split(",")}
         pictures(browser, wanted, list(map(int, asked.widths.split(","))), asked.out)
         browser.close()
 

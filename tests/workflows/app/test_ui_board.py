@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 from board_helpers import HOSTILE, PARENTS, family, parent, result, sha
-from pages_session import serving, shown
+from pages_fake import ENDPOINT, FakeBoard
+from pages_session import Site, shown
 
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import COMBINED, Board, Flag, Refusal, SuiteBoard
@@ -22,22 +21,6 @@ from workflows.app.board_query import MAX_LINES, ROWS_A_PAGE, BoardQuery, asked,
 from workflows.app.board_table import VIEWS, columns, skills_text
 from workflows.app.board_view import board_view, comparison, refused_panel
 from workflows.app.model_panels import lineage_section, model_head, score_sections, statistics_section
-
-ENDPOINT = "http://127.0.0.1:9"
-
-
-@dataclass
-class FakeBoard:
-    """A DatasetBoard in the test's hands."""
-
-    content: Board = field(default_factory=Board)
-    failure: HubUnavailableError | None = None
-    url: str = f"{ENDPOINT}/datasets/zoo/results"
-
-    def board(self) -> Board:
-        if self.failure is not None:
-            raise self.failure
-        return self.content
 
 
 def full_board() -> Board:
@@ -69,120 +52,55 @@ def trio(board: Board) -> SuiteBoard:
     return suite
 
 
-@pytest.fixture(scope="module")
-def board_site(gradio_oauth: None) -> Iterator[tuple[FakeBoard, str]]:
-    source = FakeBoard()
-    with serving(board=source) as site:
-        yield source, site.url
+@pytest.fixture
+def source(pages: Site) -> FakeBoard:
+    pages.board.content = full_board()
+    return pages.board
 
 
 @pytest.fixture
-def source(board_site: tuple[FakeBoard, str]) -> FakeBoard:
-    board_site[0].content, board_site[0].failure = full_board(), None
-    return board_site[0]
-
-
-@pytest.fixture
-def url(board_site: tuple[FakeBoard, str], source: FakeBoard) -> str:
-    return board_site[1]
-
-
-def shown_models(page: Any) -> list[str]:
-    return [head.inner_text().split()[0] for head in page.locator("#board tbody th").all()]
+def url(pages: Site, source: FakeBoard) -> str:
+    return pages.url
 
 
 # --- in a browser ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.browser
-def test_the_table_ranks_links_and_searches(url: str, open_page: Any) -> None:
-    page = open_page(f"{url}/leaderboard")
+def test_the_board_ranks_sorts_by_the_keyboard_has_views_searches_and_leads_to_a_model_s_page(
+    url: str, open_page: Any
+) -> None:
+    page = open_page(url)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/board/page" in request.url else None)
+    page.goto(f"{url}/leaderboard?view=scores&q=%22%3E%3Cb%3E", wait_until="commit")
+    page.locator("#leaderboard form").first.wait_for()
+    page.wait_for_timeout(500)
+    assert asked == [f"{url}/board/page?view=scores&q=%22%3E%3Cb%3E"], "once, while the page still loads"
+    page.get_by_role("link", name="Show all").click()
     shown(page, "#board tbody th", "org/merge")
     cells = page.locator("#board tbody tr").first.locator("td")
     assert cells.nth(1).inner_text() == "1"
     assert cells.last.inner_text().split("\n") == ["61.0", "55.5 to 66.1"]
+    page.locator("#by-overall").focus()
+    for way, mark in (("descending", "-overall"), ("ascending", "overall")):
+        page.keyboard.press("Enter")
+        page.locator(f"#board th[aria-sort={way}]").wait_for()
+        assert page.evaluate("document.activeElement.id") == "by-overall", "the keyboard keeps its place"
+        assert page.url.endswith(f"sort={mark}")
+    page.go_back()
+    page.locator("#board th[aria-sort=descending]").wait_for()
+    page.locator("#view-skills").click()
+    shown(page, "#board thead th", "Synergy")
+    shown(page, "#board tbody td", "2 of 2 skills: 115% of the gain in math, 84% in code")
     page.get_by_label("Search").fill("grandchild")
     page.keyboard.press("Enter")
     page.wait_for_function("document.querySelectorAll('#board tbody tr').length === 1")
     assert "q=grandchild" in page.url
     page.locator("#board tbody th a").click()
     page.wait_for_url("**/model?model=bob/grandchild")
+
     shown(page, "#model h1", "bob/grandchild")
-
-
-@pytest.mark.browser
-def test_the_first_rows_are_asked_for_once_while_the_page_still_loads(url: str, open_page: Any) -> None:
-    page = open_page(url)
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url) if "/board/page" in request.url else None)
-    page.goto(f"{url}/leaderboard?view=skills&q=%22%3E%3Cb%3E", wait_until="commit")
-    page.locator("#leaderboard form").first.wait_for()
-    page.wait_for_timeout(500)
-    assert asked == [f"{url}/board/page?view=skills&q=%22%3E%3Cb%3E"]
-    link = page.locator("link[rel=preload][as=fetch]")
-    assert link.get_attribute("href") == "./board/page?view=skills&q=%22%3E%3Cb%3E"
-
-
-@pytest.mark.browser
-def test_the_keyboard_alone_sorts_says_so_and_keeps_its_place(url: str, open_page: Any) -> None:
-    page = open_page(f"{url}/leaderboard")
-    page.locator("#by-overall").focus()
-    for way, mark in (("descending", "-overall"), ("ascending", "overall")):
-        page.keyboard.press("Enter")
-        page.locator(f"#board th[aria-sort={way}]").wait_for()
-        assert page.evaluate("document.activeElement.id") == "by-overall"
-        assert page.url.endswith(f"sort={mark}")
-    page.go_back()
-    page.locator("#board th[aria-sort=descending]").wait_for()
-
-
-@pytest.mark.browser
-def test_views_filters_chart_and_a_board_without_navigation_are_addresses(url: str, open_page: Any) -> None:
-    page = open_page(f"{url}/leaderboard")
-    page.locator("#view-skills").click()
-    shown(page, "#board thead th", "Synergy")
-    shown(page, "#board tbody td", "2 of 2 skills: 115% of the gain in math, 84% in code")
-    again = open_page(f"{url}/leaderboard?kind=merges&sort=model&cols=overall")
-    again.locator("#board tbody th").first.wait_for()
-    assert shown_models(again) == ["bob/grandchild", "org/merge", "org/odd"]
-    assert again.locator("#board thead th").count() == 4
-    assert again.locator("#chart circle").count() == 3
-    assert "61.0 (" in again.locator("#chart a title").first.text_content()
-    embedded = open_page(f"{url}/leaderboard?embed=1")
-    embedded.locator("#board tbody tr").first.wait_for()
-    assert not embedded.locator(".hm-top").is_visible()
-    assert "embed=1" in embedded.locator("#by-overall").get_attribute("href")
-
-
-@pytest.mark.browser
-def test_two_to_five_models_are_compared(url: str, open_page: Any) -> None:
-    page = open_page(f"{url}/leaderboard")
-    for wanted in ("org/merge", "org/math"):
-        page.get_by_label(f"Compare {wanted}", exact=True).check()
-    page.get_by_role("button", name="Compare the marked models").click()
-    row = shown(page, "#compared tbody tr", "math")
-    assert (page.url.count("compare="), page.url.count("cols=")) == (2, 0)  # the view's own columns are not named
-    assert page.locator("#compared tr", has_text="Flags").count() == 0  # where nobody has one
-    assert sorted(c.inner_text() for c in row.locator("td").all()) == ["60.0 (50.2 to 69.1)", "66.0 (56.3 to 74.5)"]
-    assert row.locator("strong").inner_text() == "66.0 (56.3 to 74.5)"
-
-
-@pytest.mark.browser
-def test_three_models_are_compared_without_a_push_to_the_side(url: str, source: FakeBoard, open_page: Any) -> None:
-    parts = ("math", "code", "memory", "tool", "search")
-    base, agent = result("org/base", "b", dict.fromkeys(parts, 0.2)), result("org/a", "c", dict.fromkeys(parts, 0.6))
-    of = (parent("org/base", "b", "base"), parent("org/a", "c"))
-    names = ("ada/base-ram-plus-r-0.1", "ada/base-ram-plus-r-0.3", "ada/base-ram-plus-r-0.5")
-    merges = [result(name, "e", dict.fromkeys(parts, 0.55), parents=of) for name in names]
-    source.content = build_board([base, agent, *merges])
-    page = open_page(f"{url}/leaderboard?" + "&".join(f"compare={name}" for name in names))
-    shown(page, "#compared tbody tr", "of the gain in math")
-    assert page.evaluate("(e => e.scrollWidth <= e.clientWidth)(document.querySelector('#compared .hm-table'))")
-
-
-@pytest.mark.browser
-def test_a_model_s_page_shows_scores_parents_lineage_and_recipe(url: str, open_page: Any) -> None:
-    page = open_page(f"{url}/model?model=bob/grandchild")
     page.locator("#model-tab summary").filter(has_text="Each domain beside every parent").click()
     line = shown(page, "#model-tab .hm-wide tbody tr", "Instructions")
     assert "50.0 (40.4 to 59.6)" in line.inner_text()
@@ -192,29 +110,44 @@ def test_a_model_s_page_shows_scores_parents_lineage_and_recipe(url: str, open_p
     assert hub.get_attribute("href") == f"{ENDPOINT}/bob/grandchild/tree/{sha('1')}"
     page.get_by_role("link", name="Reproduce").click()
     shown(page, "#model-tab pre", "method: linear")
-    page.get_by_role("link", name="Scores").click()
+    assert page.locator(".hm-tab[aria-current]").inner_text() == "Reproduce"
+    page.go_back()
     tree.get_by_role("link", name="org/merge").click()
     shown(page, "#model h1", "org/merge")
 
 
 @pytest.mark.browser
-def test_a_phone_shows_the_scores_beside_their_names(url: str, open_page: Any) -> None:
-    page = open_page(f"{url}/leaderboard", width=390)
+def test_filters_chart_and_comparison_are_addresses_that_a_phone_shows_too(url: str, open_page: Any) -> None:
+    page = open_page(f"{url}/leaderboard?kind=merges&sort=model&cols=overall")
+    page.locator("#board tbody th").first.wait_for()
+    models = [head.inner_text().split()[0] for head in page.locator("#board tbody th").all()]
+    assert models == ["bob/grandchild", "org/merge", "org/odd"]
+    assert page.locator("#board thead th").count() == 4
+    assert page.locator("#chart circle").count() == 3
+    assert "61.0 (" in page.locator("#chart a title").first.text_content()
+    page.goto(f"{url}/leaderboard", wait_until="domcontentloaded")
+    for wanted in ("org/merge", "org/math"):
+        page.get_by_label(f"Compare {wanted}", exact=True).check()
+    page.get_by_role("button", name="Compare the marked models").click()
+    row = shown(page, "#compared tbody tr", "math")
+    assert (page.url.count("compare="), page.url.count("cols=")) == (2, 0)  # the view's own columns are not named
+    assert page.locator("#compared tr", has_text="Flags").count() == 0  # where nobody has one
+    assert sorted(c.inner_text() for c in row.locator("td").all()) == ["60.0 (50.2 to 69.1)", "66.0 (56.3 to 74.5)"]
+    assert row.locator("strong").inner_text() == "66.0 (56.3 to 74.5)"
+    page.set_viewport_size({"width": 390, "height": 844})
     cell = page.locator("#board tbody tr").first.locator("td[data-label=Overall]")
-    cell.wait_for()
     box = cell.bounding_box()
     assert 0 <= box["x"] <= box["x"] + box["width"] <= 390
     assert "61.0" in cell.inner_text()
-    name = "getComputedStyle(document.querySelector('#board td.hm-number'), '::before').whiteSpace"
-    assert page.evaluate(name) == "normal"  # a long one does not run into its value
-
-
-@pytest.mark.browser
-def test_an_empty_board_and_an_unknown_model_are_told(url: str, source: FakeBoard, open_page: Any) -> None:
-    source.content = Board()
-    shown(open_page(f"{url}/leaderboard"), "#leaderboard", "No results yet")
-    shown(open_page(f"{url}/model?model=org/none"), "#model", "This model cannot be shown")
-    shown(open_page(f"{url}/model"), "#model", "No model is named")
+    heights = page.evaluate(
+        """[...document.querySelectorAll(".hm-chart text")].map((e) => {
+          const scale = e.ownerSVGElement.getBoundingClientRect().width / e.ownerSVGElement.viewBox.baseVal.width;
+          return parseFloat(getComputedStyle(e).fontSize) * scale;
+        })"""
+    )
+    assert min(heights) >= 12, "the chart's labels can be read"
+    page.get_by_label("Sort by").select_option("Model, Z to A")
+    page.wait_for_function("location.search.includes('sort=-model')")
 
 
 # --- files -----------------------------------------------------------------------------------------------
@@ -239,6 +172,8 @@ def test_the_board_is_served_as_files_which_follow_the_filters_and_state_their_m
 
 
 def test_a_board_that_cannot_be_had_is_no_broken_page(url: str, source: FakeBoard) -> None:
+    source.content = Board()
+    assert "No results yet" in httpx.get(f"{url}/board/page").text
     source.failure = HubUnavailableError(HOSTILE, where=HOSTILE)
     for path in ("board.json", "board/trio.csv", "board/page"):
         answer = httpx.get(f"{url}/{path}")
@@ -257,19 +192,6 @@ def view_of(board: Board, query: str) -> str:
     return str(board_view(board, asked(board, query), ""))
 
 
-def test_every_order_is_there_once_and_in_words_that_fit_its_column() -> None:
-    after = view_of(full_board(), "cols=overall").partition("Sort by")[2]
-    orders = re.findall(r'<option value="(-?(?:rank|model|overall)|)"[^>]*>([^<]*)<', after)
-    assert orders[:6] == [
-        ("", "Rank"),
-        ("-rank", "Rank, last first"),
-        ("model", "Model, A to Z"),
-        ("-model", "Model, Z to A"),
-        ("-overall", "Overall, highest first"),
-        ("overall", "Overall, lowest first"),
-    ]
-
-
 @pytest.mark.parametrize("view", VIEWS)
 def test_foreign_text_stays_text_in_every_column(view: str) -> None:
     board = full_board()
@@ -278,11 +200,15 @@ def test_foreign_text_stays_text_in_every_column(view: str) -> None:
         assert "<img" not in view_of(board, query)
 
 
-def test_a_failed_run_shows_no_number() -> None:
+def test_a_failed_run_shows_no_number_and_a_long_text_of_a_stranger_is_cut() -> None:
     suite = trio(full_board())
     row = next(r for r in suite.rows if r.model == "org/broken")
     assert [columns(suite)[key].text(row) for key in ("rank", "overall", "kept")] == ["–"] * 3
     assert "failed" in columns(suite)["model"].text(row)
+    flags = [Flag("withdrawn", "org/m0", None, "y" * 500)]
+    suite = trio(build_board([result("org/m0", "a", {"math": 0.5})], flags))
+    text = columns(suite)["flags"].text(suite.rows[0])
+    assert (len(text), text[-1]) == (120, "…")
 
 
 def test_a_page_has_few_rows_and_every_rank_of_the_whole_board_can_be_reached() -> None:
@@ -328,15 +254,12 @@ def test_the_filters_leave_what_they_say() -> None:
     [
         ("suite=none", "no suite “none”"),
         ("sort=colour", "no column “colour” to sort by"),
-        ("cols=colour", "no column “colour”"),
-        ("page=two", "“two” is no page"),
         ("page=99", "There is no page 99; the last is 1"),
         ("view=cards", "no view “cards”"),
         ("method=magic", "no method “magic”"),
         ("skills=many", "no number of skills"),
         ("compare=org/none@1234567", "is not on this board"),
         ("wrong=1", "nothing that an address of the leaderboard can say"),
-        ("zeta=1&alpha=1", "say.</li><li>“alpha”"),  # in its order
         ("&".join(f"a{k}=1" for k in range(101)), "more than 100 values"),
         (f"q={'x' * 101}", "cut to 100 characters"),
     ],
@@ -351,7 +274,7 @@ def test_an_address_gives_the_state_that_it_was_made_from() -> None:
     board = full_board()
     state = BoardQuery(
         view="skills", q="org", kind="merges", method="ram_plus", sort="-overall", cols=("rank", "model", "license"),
-        compare=("org/odd@2222222",), chart="math", embed="1",
+        compare=("org/odd@2222222",), chart="math",
     )  # fmt: skip
     answer = asked(board, state.query())
     assert (answer.query, answer.wrong) == (state, [])
@@ -370,26 +293,6 @@ def test_a_name_without_a_commit_is_compared_by_the_model_s_newest_row() -> None
     assert answer.wrong == ["“org/none” is not on this board, so it is not compared."]
 
 
-def test_compared_merges_of_one_method_are_told_apart_by_the_settings_that_differ() -> None:
-    facts = [{"method": "ram_plus", "method_parameters": {"r": r, "alpha": 0.2}} for r in (0.1, 0.3)]
-    scores = {"math": 0.6, "instruction": 0.5, "code": 0.6}
-    merges = [result(f"ada/m{k}", "7", scores, parents=PARENTS, facts=told) for k, told in enumerate(facts)]
-    weighed = (*PARENTS[:2], {**PARENTS[2], "weight": 0.5})
-    merges.append(result("ada/weighed", "7", scores, parents=weighed, facts=facts[0]))
-    board = build_board([*family()[:3], *merges])
-    suite = trio(board)
-
-    def settings(*models: str) -> list[str]:
-        text = str(comparison([row for row in suite.rows if row.model in models], suite))
-        return re.findall(r"<td[^>]*>([^<]*)</td>", text.partition(">Settings</th>")[2].partition("</tr>")[0])
-
-    assert sorted(settings("ada/m0", "ada/m1", "org/base")) == ["r: 0.1", "r: 0.3", "–"]
-    told = ["weight of org/code: 0.5", "weight of org/code: 1.0", "–"]
-    assert sorted(settings("ada/m0", "ada/weighed", "org/base")) == told
-    assert settings("ada/m0", "org/base") == []  # nothing to tell apart
-    assert "Choose 2 to 5" in comparison(suite.rows[:1], suite)
-
-
 def test_the_merges_tab_shows_merges_and_the_other_tabs_every_model() -> None:
     board = full_board()
 
@@ -404,21 +307,10 @@ def test_the_merges_tab_shows_merges_and_the_other_tabs_every_model() -> None:
     assert behind("skills", "kind=others").kind == "others"  # what a reader chose stays
 
 
-def test_the_guide_says_of_ranks_what_two_models_that_overlap_have() -> None:
-    heights = {"org/a": (0.62, 2000), "org/b": (0.57, 200), "org/c": (0.52, 2000)}
-    board = build_board([result(m, "a", {"math": v}, samples=n) for m, (v, n) in heights.items()])
-    ranks = {row.model: row.rank for row in trio(board).rows}
-    assert ranks == {"org/a": 1, "org/b": 1, "org/c": 2}  # b overlaps both, and a lies wholly above c
-    told = view_of(board, "").partition("<dt>Rank</dt>")[2].partition("</dd>")[0]
-    assert ("overlap share a rank" in told, "Two that overlap may differ in rank" in told) == (False, True)
-
-
 def test_a_suite_s_files_are_found_whatever_its_name(url: str, source: FakeBoard) -> None:
     source.content = build_board([result("org/m", "a", {"math": 0.5}, suite="c++")])
     assert "board/c%2B%2B.csv" in view_of(source.content, "")
-    for kind in ("csv", "json"):
-        answer = httpx.get(f"{url}/board/c%2B%2B.{kind}?sort=model")
-        assert (answer.status_code, "org/m" in answer.text) == (200, True), answer.text
+    assert "org/m" in httpx.get(f"{url}/board/c%2B%2B.csv?sort=model").text
 
 
 def test_a_lineage_in_a_circle_or_of_many_generations_is_drawn_and_ends() -> None:
@@ -427,7 +319,9 @@ def test_a_lineage_in_a_circle_or_of_many_generations_is_drawn_and_ends() -> Non
         result("x/b", "2", {"math": 0.5}, parents=(parent("x/a", "1", "base"), parent("x/c", "3"))),
     ]
     board = build_board(ring)
-    assert str(lineage_section(trio(board).rows[0], board)).count("<li>") == 5  # a, b with its a and c, and c
+    drawn = str(lineage_section(trio(board).rows[0], board))
+    assert drawn.count("<li>") == 5  # a, b with its a and c, and c
+    assert "not stated" not in drawn.partition("x/c")[2]  # whose license the board does not know
     wide = [
         result(
             f"x/m{k}",
@@ -443,44 +337,27 @@ def test_a_lineage_in_a_circle_or_of_many_generations_is_drawn_and_ends() -> Non
     assert str(lineage_section(top, board)).count("<li>") <= 61
 
 
-def test_a_lineage_claims_no_license_to_be_missing_where_the_board_does_not_know_it() -> None:
-    board = build_board([result("x/m", "1", {"math": 0.5}, parents=(parent("x/a", "1", "base"), parent("x/c", "3")))])
-    assert "not stated" not in str(lineage_section(trio(board).rows[0], board)).partition("<ul")[2].partition("<ul")[2]
-
-
-def test_methods_are_named_by_their_titles_in_chart_table_and_filter() -> None:
+def test_methods_and_suites_are_named_in_words_and_the_version_stands_in_the_definitions() -> None:
     board = build_board(family())
-    suite = trio(board)
-    assert ("RAM+" in score_chart(suite), "ram_plus" in score_chart(suite)) == (True, False)
-    assert ("RAM+" in chart_table(suite), "The chart as a table" in chart_table(suite)) == (True, True)
+    for told in (score_chart(trio(board)), chart_table(trio(board))):
+        assert ("RAM+" in told, "ram_plus" in told) == (True, False)
     page = view_of(board, "view=merges")
     assert '<option value="ram_plus">RAM+</option>' in page
     assert page.count("ram_plus") == 1
+    measured = [
+        result("org/m", "a", {"math": 0.5}, suite=suite, suite_version="12eb9478") for suite in ("code", "mine")
+    ]
+    above, _, definitions = view_of(build_board(measured), "suite=code").partition("How to read this")
+    assert "Models and their scores: Code</caption>" in above
+    assert (">Code</option>" in above, ">mine</option>" in above, "12eb9478" in above) == (True, True, False)
+    assert "code, version 12eb9478, test split." in definitions
 
 
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [1440, 1024, 390])
-def test_the_chart_s_labels_can_be_read_at_every_width(url: str, source: FakeBoard, open_page: Any, width: int) -> None:
-    page = open_page(f"{url}/leaderboard", width=width)
-    page.locator(".hm-chart text").first.wait_for()
-    heights = page.evaluate(
-        """[...document.querySelectorAll(".hm-chart text")].map((e) => {
-          const scale = e.ownerSVGElement.getBoundingClientRect().width / e.ownerSVGElement.viewBox.baseVal.width;
-          return parseFloat(getComputedStyle(e).fontSize) * scale;
-        })"""
-    )
-    assert min(heights) >= 12
-    seen = page.locator(".hm-point circle").first.bounding_box()
-    assert 0 < seen["x"] < width  # without a push to the side
-
-
-def test_a_chart_of_nothing_is_a_sentence() -> None:
+def test_a_chart_of_nothing_is_a_sentence_and_one_of_many_merges_leaves_out_their_intervals() -> None:
     assert "<svg" not in score_chart(trio(build_board(family()[:3])))
     assert score_chart(trio(build_board(family())), "math").count("<circle") == 1
     assert "<circle" not in score_chart(trio(build_board(family())), "no such domain")
 
-
-def test_a_chart_of_many_merges_says_which_and_leaves_out_their_intervals() -> None:
     def chart_of(count: int) -> str:
         domains = {"math": 0.5, "instruction": 0.5, "code": 0.5}
         merges = (result(f"org/m{k}", "a", domains, facts={"density": 0.1 + k / 1000}) for k in range(count))
@@ -491,21 +368,9 @@ def test_a_chart_of_many_merges_says_which_and_leaves_out_their_intervals() -> N
     assert ("hm-whisker" in many, many.count("<circle"), "The best 300 merges." in many) == (False, 300, True)
 
 
-def test_a_board_speaks_of_its_suite_in_words_and_of_the_version_only_in_its_definitions() -> None:
-    measured = [
-        result("org/m", "a", {"math": 0.5}, suite=suite, suite_version="12eb9478") for suite in ("code", "mine")
-    ]
-    above, _, definitions = view_of(build_board(measured), "suite=code").partition("How to read this")
-    assert "Models and their scores: Code</caption>" in above
-    assert (">Code</option>" in above, ">mine</option>" in above, "12eb9478" in above) == (True, True, False)
-    assert "code, version 12eb9478, test split." in definitions
-
-
 def test_a_merge_whose_parents_wait_says_how_many_are_scored() -> None:
     [row] = trio(build_board(family()[-1:])).rows
     assert skills_text(row) == "0 of 3 parents scored"
-    [scored] = [r for r in trio(build_board(family())).rows if r.skills]
-    assert skills_text(scored) == "2 of 2 skills: 115% of the gain in math, 84% in code"
 
 
 def test_the_joined_suites_share_one_section() -> None:
@@ -523,19 +388,10 @@ def test_the_joined_suites_share_one_section() -> None:
 
 def test_a_list_of_refusals_shows_as_many_as_a_page_holds() -> None:
     told = str(refused_panel([Refusal(f"results/{k}.json", "none") for k in range(55)]))
-    assert told.count("results/") == 50
-    assert "And 5 more." in told
+    assert (told.count("results/"), "And 5 more." in told) == (50, True)
 
 
-def test_a_long_text_of_a_stranger_is_cut_in_its_column() -> None:
-    flags = [Flag("withdrawn", "org/m0", None, "y" * 500)]
-    suite = trio(build_board([result("org/m0", "a", {"math": 0.5})], flags))
-    text = columns(suite)["flags"].text(suite.rows[0])
-    assert len(text) == 120
-    assert text.endswith("…")
-
-
-@pytest.mark.parametrize("created", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "", "x" * 2000])
+@pytest.mark.parametrize("created", ["0001-01-01T00:00:00+23:59", "x" * 2000])
 def test_no_value_that_a_result_file_may_hold_breaks_a_page(created: str) -> None:
     *parents, merge = family()
     facts = {

@@ -1,7 +1,9 @@
-"""The demo as a newcomer meets it: sign in, choose, inspect, merge, see the published model; and kill it."""
+"""The demo as a newcomer meets it: sign in, merge, see the published model, and kill it; and programs with a token."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import re
 import signal
@@ -14,10 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from huggingface_hub import HfApi
-from pages_session import TARGET_NAME
+from mcp import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from pages_session import TARGET_NAME, calls_of_docs
 from processes import free_port, until
 
 from localhub.users import default_users
@@ -34,7 +39,6 @@ class Demo:
 
     data: Path
     port: int
-    suite: str = ""  # none: no evaluations
     process: subprocess.Popen[str] | None = None
 
     @property
@@ -45,7 +49,7 @@ class Demo:
         with open(self.data / "out.txt", "w") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hubmerge", "demo", "--port", str(self.port)],
-                env={**os.environ, **OFFLINE, "HUBMERGE_DATA": str(self.data), "HUBMERGE_SUITE": self.suite},
+                env={**os.environ, **OFFLINE, "HUBMERGE_DATA": str(self.data), "HUBMERGE_SUITE": "zoo"},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -95,76 +99,85 @@ def sign_in(page: Any) -> None:
     page.get_by_role("button", name=re.compile(r"Sign out")).wait_for()
 
 
-def merge_page(demo: Demo, open_page: Any, method: str) -> Any:
-    """The form with the zoo, after ada signed in."""
-    agents = "&".join(f"agent=zoo/{name}-agent" for name in ("math", "tool", "mem"))
-    page = open_page(f"{demo.url}/merge?base=zoo/base&{agents}&method={method}")
-    sign_in(page)
-    page.goto(f"{demo.url}/merge?base=zoo/base&{agents}&method={method}", wait_until="domcontentloaded")
-    return page
-
-
-def start(page: Any, name: str) -> str:
-    """Fill in the name, start, and return the job's id."""
-    page.locator("#start:not([disabled])").wait_for()
-    page.locator("#agents").filter(has_text="zoo/mem-agent").wait_for()
-    page.locator("#inspect").click()
-    page.locator("#verdict").filter(has_text="These models fit").wait_for()
-    field = page.locator(TARGET_NAME).first
-    field.fill(name)
-    field.blur()
-    page.locator("#start").click()
-    page.wait_for_url("**/job?id=*")
-    return str(page.url.rsplit("=", 1)[-1])
-
-
 def wait_for_the_end(page: Any) -> None:
     """Of the merge; its evaluations may be still to come."""
     page.locator("#job .hm-title :is([data-state=done], [data-state=published])").wait_for(timeout=90_000)
 
 
-def test_sign_in_merge_the_zoo_with_ram_plus_and_find_it_published_and_no_token_on_the_disk(
+@pytest.mark.timeout(900)  # models are evaluated meanwhile; before any browser, beside which no loop of asyncio runs
+def test_the_calls_of_the_docs_work_as_they_stand(demo: Demo) -> None:
+    """Line by line, with this demo's address and the token that the page names."""
+    token = default_users().first_tokens()["ada"]
+    *calls, settings = (
+        call.replace("http://127.0.0.1:7860", demo.url).replace("hf_...", token) for call in calls_of_docs()
+    )
+    done: dict[str, Any] = {}
+    for call in calls:
+        exec(call, done)
+    assert done["job"]["state"] == "done"
+    assert done["jobs"][0]["target"] == "ada/my-sweep-ram"
+    for job in done["jobs"]:
+        assert job["state"] == "done"
+        assert "README.md" in demo.hub.list_repo_files(job["target"])
+    assert done["asked"]["outcome"] in ("queued", "under way", "scored")
+    assert {"suite", "rows"} < done["board"].keys()
+    assert done["changed"]["agent"].startswith("zoo/math-agent@")
+    assert done["difference"]
+    assert len(done["trial"]["agents"]) == 3
+    server = json.loads(settings)["mcpServers"]["hubmerge"]
+
+    async def by_tools() -> list[Any]:
+        async with (
+            httpx.AsyncClient(headers=server["headers"], timeout=60) as http,
+            streamable_http_client(server["url"], http_client=http) as (read, write, _),
+            ClientSession(read, write) as session,
+        ):
+            await session.initialize()
+            assert "start_merge" in {tool.name for tool in (await session.list_tools()).tools}
+            asked = (("inspect_merge", {"recipe": done["recipe"]}), ("my_jobs", {}))
+            answers = [await session.call_tool(*call) for call in asked]
+            return [json.loads(answer.content[0].text) for answer in answers]
+
+    plan, mine = asyncio.run(by_tools())
+    assert plan["identity"] == done["plan"]["identity"]
+    assert done["job"]["id"] in {job["id"] for job in mine}
+
+
+def test_a_merge_of_the_zoo_outlives_its_killed_worker_and_app_and_no_token_is_on_the_disk(
     demo: Demo, open_page: Any
 ) -> None:
-    page = merge_page(demo, open_page, "ram_plus")
-    job = start(page, "first-merge")
-    wait_for_the_end(page)
-    page.reload(wait_until="domcontentloaded")  # the page is addressed by its URL
+    agents = "&".join(f"agent=zoo/{name}-agent" for name in ("math", "tool", "mem"))
+    form = f"{demo.url}/merge?base=zoo/base&{agents}&method=ram_plus"
+    page = open_page(form)
+    sign_in(page)
+    page.goto(form, wait_until="domcontentloaded")
+    page.locator("#start:not([disabled])").wait_for()
+    page.locator("#agents").filter(has_text="zoo/mem-agent").wait_for()
+    page.locator("#verdict").filter(has_text="These models fit").wait_for()
+    page.locator(TARGET_NAME).first.fill("first-merge")
+    demo.worker().suspend()  # so that the job is certainly not done before the kill
+    page.locator("#start").click()
+    page.wait_for_url("**/job?id=*")
+    job = str(page.url.rsplit("=", 1)[-1])
+    demo.worker().kill()
     wait_for_the_end(page)
     page.get_by_text("172 k parameters counted").first.wait_for()  # all of them
-    files = demo.hub.list_repo_files("ada/first-merge")
-    assert {"README.md", "hubmerge.json", "model.safetensors", "figures/overlap.svg"} <= set(files)
-    [merged, _] = demo.hub.list_repo_commits("ada/first-merge")
-    assert job[:16] in merged.title
-    assert page.locator("a[href*='ada/first-merge']").count() >= 1
     said = (demo.data / "out.txt").read_text()
     assert "with the users ada, bob, carol." in said
     assert said.index("serving on") < said.index(f"Open {demo.url} and sign in")  # an address that answers
-    for path in [*(demo.data / "demo" / "app").rglob("*"), demo.data / "out.txt"]:
-        with suppress(FileNotFoundError, IsADirectoryError):  # the app goes on working, and what is gone holds nothing
-            assert b"hf_oauth_" not in path.read_bytes(), path
-
-
-def test_a_killed_worker_is_replaced_and_the_job_ends_in_one_commit(demo: Demo, open_page: Any) -> None:
-    page = merge_page(demo, open_page, "ram")
-    demo.worker().suspend()  # so that the job is certainly not done before the kill
-    start(page, "after-a-kill")
-    demo.worker().kill()
-    wait_for_the_end(page)
-    assert len(demo.hub.list_repo_commits("ada/after-a-kill")) == 2
-
-
-def test_a_restarted_app_still_shows_the_job_and_the_repo(demo: Demo, open_page: Any) -> None:
-    page = merge_page(demo, open_page, "linear")
-    job = start(page, "before-restart")
-    wait_for_the_end(page)
     demo.stop(signal.SIGKILL)
     demo.start()
     page.goto(f"{demo.url}/job?id={job}", wait_until="domcontentloaded")
     wait_for_the_end(page)
-    page.locator("#job").filter(has_text="ada/before-restart").first.wait_for()
     page.get_by_role("button", name="Sign out (ada)").wait_for()
-    assert len(demo.hub.list_repo_commits("ada/before-restart")) == 2
+    assert page.locator("a[href*='ada/first-merge']").count() >= 1
+    files = demo.hub.list_repo_files("ada/first-merge")
+    assert {"README.md", "hubmerge.json", "model.safetensors", "figures/overlap.svg"} <= set(files)
+    [merged, _] = demo.hub.list_repo_commits("ada/first-merge")
+    assert job[:16] in merged.title, "one commit, of the job"
+    for path in [*(demo.data / "demo" / "app").rglob("*"), demo.data / "out.txt"]:
+        with suppress(FileNotFoundError, IsADirectoryError):  # the app goes on working, and what is gone holds nothing
+            assert b"hf_oauth_" not in path.read_bytes(), path
 
 
 def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo: Demo, open_page: Any) -> None:

@@ -49,68 +49,66 @@ def job_of(site: Site, **changes: Any) -> str:
 
 
 @pytest.mark.browser
-def test_from_an_address_to_the_result(site: Site, zoo_diff: Diff) -> None:
-    page = site.open(f"{ADDRESS}", "ada", width=1440)
+def test_from_an_address_to_the_result_which_only_who_is_signed_in_starts_and_its_owner_cancels(
+    site: Site, zoo_diff: Diff
+) -> None:
+    anybody = site.open(ADDRESS)
+    shown(anybody, "#diff", "Sign in to have them compared")
+    anybody.locator("#compare").click()
+    anybody.wait_for_timeout(700)
+    shown(anybody, "#diff", "Sign in to have them compared")
+    assert site.service.store == {}
+    page = site.open(ADDRESS, "ada", width=1440)
     shown(page, "#diff-models", BASE)
     shown(page, "#diff", "were not compared yet")
     assert page.locator("#diff-base input").input_value() == BASE
     page.locator("#compare").click()
     shown(page, "#diff", "Queued")
-    job_of(site, **RUNNING)
+    job = job_of(site, **RUNNING)
     shown(page, "#diff .hm-amount", "25.0%")
     shown(page, "#diff .hm-current", "Measure")
-    job_of(site, state="done", queue_position=None, result=zoo_diff.with_top_tensors(20).to_json())
+    other = site.open(ADDRESS, "bob")
+    shown(other, "#diff .hm-amount", "25.0%")
+    assert not other.locator("#cancel").is_visible()
+    page.locator("#cancel").click()
+    shown(page, "#diff", "It was cancelled")
+    assert site.service.store[job].state == "cancelled"
+    job_of(site, state="done", queue_position=None, warnings=("x" * 90,), result=zoo_diff.to_json())
+    page.locator("#compare").click()
     shown(page, "#diff strong", "9.97% of the parameters changed; most of all attention in layer 0, with 41.9%.")
     assert page.locator("#diff figure img").evaluate("image => image.naturalWidth") == 800
     shown(page, "#diff", "model.layers.0.self_attn.o_proj.bias")
     assert page.url.endswith(ADDRESS)
     assert not page.locator("#cancel").is_visible()
-    anybody = site.open(f"{ADDRESS}")  # what is public was compared for everybody
+    anybody.reload(wait_until="domcontentloaded")  # what is public was compared for everybody
     shown(anybody, "#diff strong", "9.97% of the parameters changed")
     for fold in anybody.locator("#diff summary").all():
         fold.click()
     shown(anybody, "#diff details th", "layer")
     shown(anybody, "#diff details dd", "9.97% (17,124 parameters)")
+    anybody.set_viewport_size({"width": 360, "height": 800})
+    assert anybody.evaluate("document.scrollingElement.scrollWidth") <= 360
+    value = anybody.locator("#diff dd").last.bounding_box()
+    assert value["x"] + value["width"] <= 360, "on a phone no figure waits to be scrolled to"
+    page.goto(f"{site.url}/activity", wait_until="domcontentloaded")
+    shown(page, "#jobs tbody tr", "Comparison").get_by_role("link").first.click()
+    shown(page, "#job a", "What the training changed").click()
+    page.wait_for_url(re.compile(r"/diff\?base=zoo/base@a{40}&agent="))
+    shown(page, "#diff-models", BASE)
 
 
 @pytest.mark.browser
-def test_nobody_who_is_not_signed_in_starts_anything(site: Site) -> None:
-    page = site.open(f"{ADDRESS}")
-    shown(page, "#diff", "Sign in to have them compared")
-    page.locator("#compare").click()
-    page.wait_for_timeout(700)
-    shown(page, "#diff", "Sign in to have them compared")
-    assert site.service.store == {}
-
-
-@pytest.mark.browser
-def test_its_owner_alone_cancels(site: Site) -> None:
-    job = job_of(site, **RUNNING)
-    other = site.open(f"{ADDRESS}", "bob")
-    shown(other, "#diff .hm-amount", "25.0%")
-    assert not other.locator("#cancel").is_visible()
-    own = site.open(f"{ADDRESS}", "ada")
-    own.locator("#cancel").click()
-    shown(own, "#diff", "It was cancelled")
-    assert site.service.store[job].state == "cancelled"
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        ("/diff", "Choose a model"),
-        (f"/diff?base={BASE}&agent=zoo/nothing", "no such repo"),
-        (f"/diff?base={BASE}&agent=/etc", "no model of the Hub is named"),
-        (f"/diff?base={BASE}&agent={HOSTILE}", "no model of the Hub is named"),
-        (f"/diff?base={BASE}&agent=other/wide-agent", "another vocabulary size"),
-    ],
-)
-def test_an_address_that_names_nothing_to_compare_is_said(site: Site, address: str, words: str) -> None:
-    page = site.open("about:blank")
-    page.goto(site.url + address.replace("#", "%23"), wait_until="domcontentloaded")
-    shown(page, "#diff", words)
-    untouched(page)
+def test_an_address_that_names_nothing_to_compare_is_said(site: Site) -> None:
+    page = site.open("/diff")
+    shown(page, "#diff", "Choose a model")
+    for agent, words in (
+        ("zoo/nothing", "no such repo"),
+        (HOSTILE.replace("#", "%23"), "no model of the Hub is named"),
+        ("other/wide-agent", "another vocabulary size"),
+    ):
+        page.goto(f"{site.url}/diff?base={BASE}&agent={agent}", wait_until="domcontentloaded")
+        shown(page, "#diff", words)
+        untouched(page)
 
 
 def test_text_of_strangers_stays_text(zoo_diff: Diff) -> None:
@@ -118,28 +116,6 @@ def test_text_of_strangers_stays_text(zoo_diff: Diff) -> None:
     told = {"architecture": HOSTILE, "warnings": (HOSTILE,), "tensors": tensors, "shapes": {HOSTILE: (1,)}}
     panel = diff_panel(replace(zoo_diff, **told))
     assert (f'<th scope="row">{escape(HOSTILE)}' in panel, "<img src=x" in panel) == (True, False)
-
-
-@pytest.mark.browser
-def test_a_phone_shows_the_figure_and_every_number_without_scrolling_sideways(site: Site, zoo_diff: Diff) -> None:
-    job_of(site, state="done", result=zoo_diff.to_json(), warnings=("x" * 90,))
-    page = site.open(f"{ADDRESS}", "ada", width=360)
-    page.locator("#diff figure img").wait_for()
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
-    page.locator("#diff summary").last.click()
-    value = page.locator("#diff dd").last.bounding_box()
-    assert value["x"] + value["width"] <= 360  # no figure waits to be scrolled to
-
-
-@pytest.mark.browser
-def test_the_list_of_jobs_and_a_job_s_page_lead_to_it(site: Site, zoo_diff: Diff) -> None:
-    job = job_of(site, state="done", queue_position=None, result=zoo_diff.to_json())
-    page = site.open("/activity", "ada")
-    shown(page, "#jobs tbody tr", "Comparison")
-    page.goto(f"{site.url}/job?id={job}", wait_until="domcontentloaded")
-    shown(page, "#job a", "What the training changed").click()
-    page.wait_for_url(re.compile(r"/diff\?base=zoo/base@a{40}&agent="))
-    shown(page, "#diff-models", BASE)
 
 
 def test_a_model_with_itself_says_that_nothing_changed_and_shows_no_figure(zoo_diff: Diff) -> None:

@@ -1,24 +1,30 @@
-"""Home: its figure is measured, its counts are public, and the latest merges say what they kept."""
+"""Home, Docs and Evaluate without a browser: measured figures, public counts, words of docs/, and outcomes."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from board_helpers import family
-from pages_fake import FakeService, job_view
-from test_ui_board import FakeBoard
+from pages_fake import CATALOGUE, HOSTILE, FakeBoard, FakeService, job_view
 
 from hubmerge.board.leaderboard import build_board
-from hubmerge.errors import HubUnavailableError
+from hubmerge.errors import HubUnavailableError, RecipeError
+from hubmerge.methods import registry
+from workflows.app.docs_page import _methods, _page, _words, rendered
+from workflows.app.evaluate_page import answer_panel, queue_panel
 from workflows.app.home_page import MEASURED, _standing, latest_merges, skills_figure
+from workflows.app.model_page import _shown
+from workflows.app.submission import one_model
 from workflows.jobs.jobs import DatabaseBusyError
+from workflows.values import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
 
-DATA = Path(__file__).resolve().parents[3] / "docs" / "data" / "zoo_evaluation.json"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+DATA = DOCS / "data" / "zoo_evaluation.json"
+SHA = "a" * 40
 
 
 def test_the_figure_shows_what_was_measured() -> None:
@@ -27,7 +33,6 @@ def test_the_figure_shows_what_was_measured() -> None:
         models = ("zoo/base", f"zoo/{task}", "linear", "ram_plus_stochastic")
         shares = [measured[m]["runner"][task] / measured[m]["total"] for m in models]
         assert scores == tuple(round(share * 100, 1) for share in shares)
-    assert {entry["total"] for entry in measured.values()} == {500}
     assert "97.8%" in skills_figure()
 
 
@@ -62,13 +67,71 @@ def test_home_is_of_use_while_board_or_jobs_cannot_be_had(monkeypatch: pytest.Mo
     assert ("org/merge" in told, "skills:" in told, "cannot be told" in told) == (True, True, True)
 
 
-@pytest.mark.browser
-def test_home_leads_to_the_example_and_to_the_form(pages: Any, open_page: Any) -> None:
-    page = open_page(pages.url)
-    page.get_by_role("link", name="Try the example").click()
-    page.wait_for_url("**/merge?base=zoo/base&**", wait_until="domcontentloaded")
-    for name in ("zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent"):
-        page.locator("#agents").filter(has_text=name).wait_for()
-    page.get_by_role("navigation", name="Pages").get_by_role("link", name="Home").click()
-    page.get_by_role("link", name="Choose models").click()
-    page.wait_for_url("**/merge*", wait_until="domcontentloaded")
+def test_every_method_is_there_with_one_sentence_and_the_rest_folded() -> None:
+    shown = str(_methods())
+    for name, method in registry().items():
+        assert f'<details id="{name}">' in shown or f'id="{name}"' in shown
+        assert method.title in shown
+    assert shown.count("<details") == len(registry()) + 1
+    assert "arXiv" in shown
+
+
+def test_the_words_are_those_of_the_glossary() -> None:
+    shown = str(_words())
+    assert _page("glossary.md") == (DOCS / "glossary.md").read_text("utf-8")
+    assert shown.count("<details") == (DOCS / "glossary.md").read_text("utf-8").count("\n## ")
+    assert "<strong>signal dilution</strong>" in shown
+    assert '.md"' not in shown  # no link leads to a page that the app does not have
+    assert 'href="docs#ram"' in shown
+
+
+def test_html_in_a_page_of_docs_stays_text() -> None:
+    assert "<script>" not in rendered("a <script>alert(1)</script> [x](javascript:alert(1))")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told", "leads"),
+    [
+        (("queued", "job1", 1), "number 1 in the queue", "job?id=job1"),
+        (("under way", "job1", 2), "Somebody has asked already", "job?id=job1"),
+        (("scored", "", None), "Measured already", f"model?model=org/m&amp;sha={SHA}"),
+        (("failed", "job1", None), "Ask again in some hours", "job?id=job1"),
+        (("under way", "", 2), "Somebody has asked already", ""),  # a private job
+    ],
+)
+def test_every_outcome_says_what_it_means_and_leads_on(
+    answer: tuple[str, str, int | None], told: str, leads: str
+) -> None:
+    outcome, job, place = answer
+    shown = answer_panel(EvaluationAnswer(outcome, "org/m", SHA, "math", job, place))
+    assert told in shown
+    assert (f'href="{leads}"' in shown, "href" in shown) == (bool(leads), bool(leads))
+
+
+def test_the_queue_says_what_runs_and_what_waits_in_which_order() -> None:
+    runs = QueuedEvaluation("org/now", SHA, "math", "j1", "2026-01-31T14:05", None, "generate")
+    waits = QueuedEvaluation(HOSTILE, SHA, "other", "j2", "2026-01-31T14:06", 1, "")
+    shown = queue_panel(EvaluationQueue((runs,), (waits,), 3), {"math": "Mathematics"})
+    assert shown.index("org/now") < shown.index("Waiting") < shown.index("number 1")
+    assert ("Mathematics" in shown, "And 2 more." in shown, "<img" in shown) == (True, True, False)
+    assert "Nothing waits." in queue_panel(EvaluationQueue((), (), 0), {})
+
+
+def test_the_page_of_a_model_that_is_to_be_measured_says_so() -> None:
+    service = FakeService()
+
+    def scores() -> str:
+        return str(_shown(service, None, None, CATALOGUE[0], None, "scores")[1]["value"])
+
+    assert "Nobody has measured this model yet" in scores()
+    asked = service.request_evaluation(CATALOGUE[0], "math", Visitor("ada", "token", ("ada",)))
+    assert "It is number 1 in the queue" in scores()
+    assert f'href="job?id={asked.job}"' in scores()
+    service.evaluations = [replace(service.evaluations[0], place=None)]
+    assert "It is being measured now" in scores()
+    assert "Nobody" not in scores()
+
+
+def test_several_models_are_refused_where_one_is_measured() -> None:
+    with pytest.raises(RecipeError, match="several models"):
+        one_model("a/b, c/d", "http://127.0.0.1:9")

@@ -19,7 +19,7 @@ from hubmerge.errors import HubUnavailableError, RecipeError
 from hubmerge.methods import registry
 from hubmerge.methods.base import Method, Parameters
 from hubmerge.methods.linear import Linear
-from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
+from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, recipe_from_dict
 from hubmerge.recipe.sweep import sweep_from_dict
 from workflows.app.format import el
 from workflows.app.forms import (
@@ -43,6 +43,7 @@ from workflows.app.sweep_form import sweep_of
 from workflows.values import Visitor
 
 METHODS = list(registry().values())
+HUB = "http://127.0.0.1:9"
 CALIBRATION = {"data": "org/rows", "prompt": "question", "answer": "answer"}
 
 
@@ -92,16 +93,16 @@ def test_types_ranges_and_defaults_come_from_the_model() -> None:
     assert (flip.kind, norm.kind, norm.choices, label.kind) == ("switch", "choice", ("l1", "l2"), "text")
     assert (scales.kind, needed.required) == ("yaml", True)
     assert share.hint == r"kept of \*each\* &lt;agent&gt; · 0 to 1 · default 0.25"
+    assert parameters_of([share, steps, lam], [None, 0, ""]) == {"steps": 0}  # an empty field is left to its default
 
 
 def test_a_list_is_written_as_yaml_and_an_alias_in_it_is_refused() -> None:
     scales = [f for f in fields_of(Sample()) if f.name == "scales"]
     assert parameters_of(scales, ["[1, 0.5]"]) == {"scales": [1, 0.5]}
     assert values_of(scales, {"scales": [1.0, 0.5]}) == ["[1.0, 0.5]"]
-    with pytest.raises(RecipeError, match="scales"):
-        parameters_of(scales, ["[&a [1], *a]"])
-    with pytest.raises(RecipeError, match="scales"):
-        parameters_of(scales, ["[" * 1900])
+    for hostile in ("[&a [1], *a]", "[" * 1900):
+        with pytest.raises(RecipeError, match="scales"):
+            parameters_of(scales, [hostile])
 
 
 def test_a_number_reaches_the_check_as_it_was_typed() -> None:
@@ -114,11 +115,6 @@ def test_a_number_reaches_the_check_as_it_was_typed() -> None:
     seeded = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", "seed": boxes[1].preprocess(1.5)}
     with pytest.raises(RecipeError, match="seed"):
         recipe_from_dict(seeded)
-
-
-def test_an_empty_field_is_left_to_its_default() -> None:
-    share, steps, lam, *_ = fields_of(Sample())
-    assert parameters_of([share, steps, lam], [None, 0, ""]) == {"steps": 0}
 
 
 @cache
@@ -137,9 +133,7 @@ def filled_with(recipe: Mapping[str, Any]) -> list[Any]:
     return list(json.loads(json.dumps(values), parse_int=lambda digits: int(float(digits))))
 
 
-@pytest.mark.parametrize(
-    "stated", [{}, {"r": 0.1}, {"r": 0.1, "alpha": 2.0}, {"r": 0.3}, {"alpha": [0.5, 2.0]}], ids=str
-)
+@pytest.mark.parametrize("stated", [{}, {"r": 0.1, "alpha": 2.0}, {"r": 0.3}, {"alpha": [0.5, 2.0]}], ids=str)
 def test_a_preset_decides_what_nobody_states_beside_it_on_the_page_as_in_a_recipe(stated: dict[str, Any]) -> None:
     content = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram_plus"}
     recipe = {**content, "parameters": {"preset": "reference", **stated}}
@@ -152,26 +146,24 @@ def test_a_preset_decides_what_nobody_states_beside_it_on_the_page_as_in_a_recip
         assert (recipe_from_dict(opened), wrong) == (recipe_from_dict(recipe), ())
 
 
-def test_a_recipe_that_is_half_there_fills_what_it_has() -> None:
+def test_a_recipe_that_is_half_there_fills_what_it_has_and_one_of_a_later_version_loses_nothing() -> None:
     updates = fill({"base": "org/base", "method": "no-such", "agents": [{"weight": "x"}], "seed": "y"})
     assert held(updates[0], None) == "org/base"
     assert "y" not in [held(update, None) for update in updates]
+    recipe = {"base": "org/base", "agents": ["org/a"], "method": "fisher", "of_a_later_version": [1]}
+    assert recipe_of(filled_with(recipe)[:-1])["of_a_later_version"] == [1]
 
 
 @pytest.mark.parametrize(
     ("change", "opened"),
     [
         ({}, ()),
-        ({"parameters": {"epsilon": 1e-5, "r": 0.1, "alpha": 2.0}, "seed": 0, "dtype": ""}, ()),
         ({"calibration": {"data": "org/rows", "prompt": "q", "answer": "a", "max_pairs": 8}}, ()),
-        ({"calibration": {"data": "org/rows", "prompt": "q", "answer": "a", "max_tokens": 1024, "revision": None}}, ()),
         ({"calibration": {"data": "org/rows", "prompt": "q", "answer": "a", "seed": 1}}, ("rows",)),
         ({"agents": [{"model": "org/a", "weight": 0.5}, "org/b"]}, ("weights",)),
         ({"parameters": {"r": 0.2}}, ("settings",)),
         ({"parameters": {"nothing_like_it": 1}}, ("settings", "advanced")),
         ({"seed": 3}, ("advanced",)),
-        ({"ignore": ["v_head.*"]}, ("advanced",)),
-        ({"tokenizer": "base"}, ("advanced",)),
         ({"agents": ["org/a", {"model": "org/b", "sensitivity": "./b.safetensors"}]}, ("advanced",)),
     ],
 )
@@ -195,7 +187,6 @@ def test_agents_keep_their_weights_when_their_order_changes() -> None:
 def test_choosing_a_method_shows_its_formula_its_papers_and_what_it_alone_asks_for(method: Method) -> None:
     about, *groups, calibration = show_method(method.name)
     assert el("div", method.formula, cls="hm-formula") in about
-    assert str(about).count("<li>") == len(method.papers)
     for paper in method.papers:
         assert escape(paper.title) in about
         assert (f'href="https://arxiv.org/abs/{paper.arxiv}"' in about) == bool(paper.arxiv)
@@ -223,24 +214,14 @@ RECIPES: list[dict[str, Any]] = [  # whatever a recipe of org/a and org/b can sa
 
 
 @pytest.mark.parametrize("changed", RECIPES)
-def test_whatever_a_recipe_says_the_form_carries(changed: dict[str, Any]) -> None:
+def test_whatever_a_recipe_says_the_form_carries_and_an_address_says(changed: dict[str, Any]) -> None:
     recipe = recipe_from_dict({"base": "org/base@main", "agents": ["org/a", "org/b"], "method": "ties", **changed})
     assert fillable(recipe.to_dict()) == recipe.to_dict()
     *held, weighted = filled_with(recipe.to_dict())
     assert recipe_from_dict(recipe_of(held)) == recipe
     assert weighted == [str(agent.model) for agent in recipe.agents]
-
-
-@pytest.mark.parametrize("name", Recipe.model_fields)
-def test_no_key_of_a_recipe_is_dropped(name: str) -> None:
-    """Also one that a later version of recipes adds."""
-    plain = {"base": "org/base", "agents": ["org/a"], "method": "fisher", "seed": 0}
-    words = {"dtype": "float16", "rounding": "nearest", "tokenizer": "base"}
-    values = {**words, "calibration": CALIBRATION, "ignore": ["x.*"], "seed": 5}
-    recipe = {**plain, "parameters": {}, name: values.get(name, plain.get(name) or {})}
-    assert recipe_of(filled_with({**recipe, "of_a_later_version": [1]})[:-1])["of_a_later_version"] == [1]
-    after = recipe_of(filled_with(recipe)[:-1])
-    assert after.get(name, {}) == recipe[name] or after[name].items() >= recipe[name].items()
+    read, name, problems = read_address(QueryParams(address_of(recipe.to_dict(), "my-merge")), HUB)
+    assert (recipe_from_dict(read), name, problems) == (recipe, "my-merge", ())
 
 
 def test_what_no_field_can_show_goes_into_the_box_of_yaml_for_the_check_to_refuse() -> None:
@@ -260,16 +241,13 @@ def test_an_agent_that_stands_in_a_recipe_twice_is_refused_by_name() -> None:
     [
         ({"agents": [{"model": "org/a", "sensitivity": "/etc/f"}]}, "sensitivity of org/a: /etc/f"),
         ({"calibration": {**CALIBRATION, "data": "../rows.jsonl"}}, "calibration data of the recipe: ../rows.jsonl"),
-        (
-            {"agents": [{"model": "org/a", "calibration": {**CALIBRATION, "data": "/x"}}]},
-            "calibration data of org/a: /x",
-        ),
+        ({"agents": [{"model": "org/a", "calibration": {**CALIBRATION, "data": "/x"}}]}, "data of org/a: /x"),
     ],
 )
 def test_a_file_of_the_server_is_refused_by_name(changed: dict[str, Any], got: str) -> None:
     with pytest.raises(RecipeError) as caught:
         checked_recipe({"base": "org/base", "agents": ["org/a"], "method": "fisher", **changed})
-    assert caught.value.problems[0].got == got
+    assert caught.value.problems[0].got.endswith(got)
 
 
 @pytest.mark.parametrize(
@@ -317,9 +295,6 @@ def test_a_column_that_is_not_named_is_asked_for_in_the_form_s_words() -> None:
 # --- names, advice and addresses ----------------------------------------------------------------------------
 
 
-HUB = "http://127.0.0.1:9"
-
-
 def inspected(
     *agents: str, method: str = "ram", service: FakeService | None = None, visitor: Visitor | None = None
 ) -> Inspection:
@@ -331,36 +306,27 @@ def inspected(
 @pytest.mark.parametrize(
     ("typed", "named"),
     [
-        ("https://huggingface.co/org/name", ["org/name"]),
-        ("huggingface.co/org/name/", ["org/name"]),
         ("https://hf.co/org/name?library=transformers#use", ["org/name"]),
+        ("huggingface.co/org/name/", ["org/name"]),
         ("https://huggingface.co/org/name/tree/main", ["org/name"]),
-        ("https://huggingface.co/org/name/tree/v2", ["org/name@v2"]),
         ("https://huggingface.co/org/name/blob/v2/config.json", ["org/name@v2"]),
         ("https://huggingface.co/org/name/tree/refs%2Fpr%2F3", ["org/name@refs/pr/3"]),
-        ("https://huggingface.co/org/name/tree/refs/pr/3", ["org/name@refs/pr/3"]),
         (f"https://huggingface.co/org/name/commit/{'a' * 40}", [f"org/name@{'a' * 40}"]),
         ("https://huggingface.co/gpt2/tree/main", ["gpt2"]),
         ("https://ada:hf_x@huggingface.co/org/name", ["org/name"]),
-        (f"{HUB}/zoo/base", ["zoo/base"]),
         (f"{HUB}/zoo/base/tree/main", ["zoo/base"]),
         ("org/a org/b@v1,org/c; org/d\norg/a", ["org/a", "org/b@v1", "org/c", "org/d"]),
         ("'org/a', \"org/b\"", ["org/a", "org/b"]),
-        ("https://hf.co/org/a https://hf.co/org/b", ["org/a", "org/b"]),
         ("- org/a\n- “org/b”\n", ["org/a", "org/b"]),
         ("1. org/a\n2. org/b\u200b", ["org/a", "org/b"]),
-        ("", []),
         (" ,\n;", []),
         # what names no model stays, and is refused by name
         ("https://elsewhere.example/org/name", ["https://elsewhere.example/org/name"]),
-        ("https://huggingface.co/datasets/org/rows", ["https://huggingface.co/datasets/org/rows"]),
         ("https://[broken/org/name", ["https://[broken/org/name"]),
         ("https://hf.co/org/name/tree/main/checkpoint-9", ["https://hf.co/org/name/tree/main/checkpoint-9"]),
-        ("https://hf.co/org/name/tree/refs%2Fpr%2F3/sub", ["https://hf.co/org/name/tree/refs%2Fpr%2F3/sub"]),
         ("https://hf.co/org/name/blob/main/sub/config.json", ["https://hf.co/org/name/blob/main/sub/config.json"]),
         ("./folder", ["./folder"]),
         ("not a model!", ["not a model!"]),
-        ("-", ["-"]),
         # and takes no model of a list with it
         ("https://huggingface.co/datasets/org/rows org/a", ["https://huggingface.co/datasets/org/rows", "org/a"]),
     ],
@@ -370,41 +336,40 @@ def test_addresses_of_the_hub_and_lists_become_names(typed: str, named: list[str
 
 
 def test_each_model_has_its_size_its_license_and_whether_it_was_trained_from_the_base() -> None:
-    service = FakeService()
-    chosen = str(advise(BASE, (MATH, MEM, "secret/gated-agent", "no/such"), service, None).chosen)
-    assert "65.7 kB" in chosen
-    assert "apache-2.0" in chosen
-    assert "gated or private" in chosen
-    assert f"trained from {BASE}: yes" in chosen
+    chosen = str(advise(BASE, (MATH, MEM, "secret/gated-agent", "no/such"), FakeService(), None).chosen)
+    trained = f"trained from {BASE}: yes"
+    for told in ("65.7 kB", "apache-2.0", "gated or private", trained, "not found or not readable"):
+        assert told in chosen
     assert chosen.count(f"trained from {BASE}: unknown") == 2
-    assert "not found or not readable" in chosen
-    assert f"trained from {TOOL}: no" in str(advise(TOOL, (MATH,), service, None).chosen)
+    assert f"trained from {TOOL}: no" in str(advise(TOOL, (MATH,), FakeService(), None).chosen)
+
+
+def proposed(base: str, *agents: str, service: FakeService | None = None) -> tuple[str, tuple[str, ...]] | None:
+    """Base and agents that could be chosen instead."""
+    choice = advise(base, agents, service or FakeService(), None).choice
+    return choice and (choice.base, choice.agents)
 
 
 def test_agents_propose_the_base_that_their_cards_name() -> None:
-    advice = advise("", (MATH, TOOL), FakeService(), None)
-    assert advice.choice is not None
-    assert (advice.choice.base, advice.choice.agents) == (BASE, (MATH, TOOL))
-    other = advise(MEM, (MATH, TOOL), FakeService(), None)
-    assert other.choice is not None
-    assert other.choice.base == BASE
-    assert f"not {MEM}" in other.why
-    assert advise("", (MEM,), FakeService(), None).choice is None  # its card names none
+    for base in ("", MEM, "nobody/none"):
+        assert proposed(base, MATH, TOOL) == (BASE, (MATH, TOOL))
+    assert f"not {MEM}" in advise(MEM, (MATH, TOOL), FakeService(), None).why
+    assert proposed("", MEM) is None  # its card names none
+    service = FakeService()
+    about = service.about
+    service.about = lambda name, visitor: about("no/such" if name == BASE else name, visitor)  # type: ignore[method-assign]
+    assert proposed(BASE, MATH, TOOL, service=service) is None  # it is private, perhaps
 
 
 def test_a_misspelled_name_is_said_before_anything_about_private_models() -> None:
-    advice = advise(BASE, ("zoo/maht-agent", TOOL), FakeService(), None)
-    assert "Did you mean zoo/math-agent?" in advice.why
-    assert advice.choice is not None
-    assert advice.choice.agents == (MATH, TOOL)
+    assert "Did you mean zoo/math-agent?" in advise(BASE, ("zoo/maht-agent", TOOL), FakeService(), None).why
+    assert proposed(BASE, "zoo/maht-agent", TOOL) == (BASE, (MATH, TOOL))
     for agents in (("zoo/maht-agent", MATH), ("zoo/qwen-agent", TOOL)):  # chosen already, and another model
-        assert advise(BASE, agents, FakeService(), None).choice is None
-    service = FakeService()
-    visitor = service.visitor("ada", "token-of-ada")
+        assert proposed(BASE, *agents) is None
+    visitor = FakeService().visitor("ada", "token-of-ada")
     for agent, offered in (("zoo/maht-agent", False), ("ada/quite-another-name", True)):
-        found = inspected(agent, TOOL, service=service, visitor=visitor)
+        found = inspected(agent, TOOL, visitor=visitor)
         assert ("Is it private, and yours?" in found.outcome) == offered
-        assert found.outcome.index("must change first") < found.outcome.find("private, and yours") or not offered
 
 
 def test_only_who_is_not_signed_in_is_told_to_sign_in_for_a_model_that_cannot_be_read() -> None:
@@ -415,46 +380,26 @@ def test_only_who_is_not_signed_in_is_told_to_sign_in_for_a_model_that_cannot_be
     assert "and sign in" not in known
 
 
-def test_another_method_has_another_name_before_its_calibration_data_is_there() -> None:
-    found = inspected(MATH, TOOL, method="sar")
-    assert (found.suggested_name, found.fits, found.refused) == ("base-sar", False, True)
-
-
 def test_a_message_with_code_stands_beside_the_start_without_its_backticks() -> None:
     told = inspect_form(RecipeError("no `base`"), BASE, (MATH, TOOL), None, FakeService(), None).verdict
     assert "No base" in told
 
 
-def test_agents_propose_their_base_in_place_of_one_that_is_not_there_and_never_itself() -> None:
-    advice = advise("nobody/none", (MATH, TOOL), FakeService(), None)
-    assert advice.choice is not None
-    assert advice.choice.base == BASE
-    service = FakeService()
-    about = service.about
-    service.about = lambda name, visitor: about("no/such" if name == BASE else name, visitor)  # type: ignore[method-assign]
-    assert advise(BASE, (MATH, TOOL), service, None).choice is None  # it is private, perhaps
-
-
-def test_an_address_with_more_agents_than_a_merge_takes_says_so() -> None:
-    recipe, _, problems = read_address(QueryParams([("agent", f"org/a{k}") for k in range(40)]), HUB)
-    assert len(recipe["agents"]) == 32
-    assert "the address names 40 agents" in problems[0].what
-
-
-@pytest.mark.parametrize("method", [name for name, method in registry().items() if "sensitivity" not in method.extras])
-def test_models_that_fit_are_told_with_size_and_time_whatever_the_method(method: str) -> None:
-    found = inspected(MATH, TOOL, method=method)
-    assert "These models fit" in found.verdict
-    assert "about" in found.verdict
+def test_models_that_fit_are_told_with_size_and_time_whatever_the_method() -> None:
+    for name, method in registry().items():
+        found = inspected(MATH, TOOL, method=name)
+        asks = "sensitivity" in method.extras
+        assert ("These models fit" in found.verdict and "about" in found.verdict) == (not asks), name
+        # another method has another name at once, also before its calibration data is there
+        told = (found.suggested_name, found.fits, found.refused)
+        assert told == (f"base-{name.replace('_', '-')}", not asks, asks)
 
 
 def test_a_hub_that_does_not_answer_takes_only_its_part_away() -> None:
     service = FakeService()
     service.failure = HubUnavailableError("the Hub is away")
     found = inspected(MATH, TOOL, service=service)
-    assert "Not now" in found.verdict
-    assert found.advice.choice is None
-    assert found.advice.suggested == ()
+    assert ("Not now" in found.verdict, found.advice.choice, found.advice.suggested) == (True, None, ())
 
 
 def test_an_empty_box_offers_the_base_s_agents_or_popular_models() -> None:
@@ -476,35 +421,17 @@ def test_the_list_of_an_open_box_never_becomes_shorter_and_keeps_a_hundred() -> 
     assert len(known) == _CHOICES_KEPT
 
 
-@pytest.mark.parametrize("changed", RECIPES)
-def test_an_address_says_all_that_a_recipe_says(changed: dict[str, Any]) -> None:
-    recipe = {"base": "org/base@main", "agents": ["org/a", "org/b"], "method": "ties", **changed}
-    query = address_of(recipe, "my-merge")
-    read, name, problems = read_address(QueryParams(query), HUB)
-    assert (recipe_from_dict(read), name, problems) == (recipe_from_dict(recipe), "my-merge", ())
-
-
-def test_an_address_can_be_read_by_people() -> None:
-    recipe = {"base": "org/base", "agents": ["org/a"], "method": "ties", "parameters": {"density": 0.3}}
-    assert address_of(recipe) == "base=org/base&agent=org/a&method=ties&density=0.3"
-
-
 @pytest.mark.parametrize(
     ("query", "said"),
     [
         ("method=tie", "Did you mean ties?"),
         ("method=ties&density=2", "density"),
-        ("method=ties&density=[", "density"),
         ("method=ties&densty=0.5", "Did you mean density?"),
         ("dtype=bfloat61", "Did you mean bfloat16?"),
         ("rounding=up", "rounding"),
         ("seed=x", "seed"),
         ("weight=1", "weight"),
-        ("weight=1&weight=nan", "weight"),
-        ("more=[1", "more"),
         ("more=base: org/x", "more"),
-        ("more={parameters: 5}", "more"),
-        ("more={agents: [org/a]}", "more"),
         ("more={agents: {org/a: 2}}", "more"),
         ("more={calibration: {data: a/b, prompt: q, answer: a, max_pairs: x}}", "more"),
         ("colour=red", "colour"),
@@ -518,7 +445,7 @@ def test_what_is_wrong_in_an_address_is_said_and_the_rest_is_used(query: str, sa
     assert problem.got == ", ".join(v for k, v in parse_qsl(query) if k in problem.where)[:100]
 
 
-def test_a_weight_belongs_to_the_model_that_an_address_of_the_hub_s_names_and_none_counts_twice() -> None:
+def test_models_of_an_address_may_be_addresses_of_the_hub_each_with_its_weight_none_twice_and_few() -> None:
     agents = f"agent=https://huggingface.co/org/a&agent={HUB}/org/b&weight=0.5&weight=2"
     recipe, _, problems = read_address(QueryParams(f"base=https://hf.co/org/base&{agents}"), HUB)
     assert recipe["base"] == "org/base"
@@ -526,6 +453,10 @@ def test_a_weight_belongs_to_the_model_that_an_address_of_the_hub_s_names_and_no
     assert problems == ()
     recipe, _, [problem] = read_address(QueryParams("agent=org/a&agent=org/a&weight=1&weight=2"), HUB)
     assert (recipe["agents"], problem.expected) == (["org/a"], "1 numbers")
+    recipe, _, [problem] = read_address(QueryParams([("agent", f"org/a{k}") for k in range(40)]), HUB)
+    assert (len(recipe["agents"]), problem.what) == (32, "the address names 40 agents")
+    shown = {"base": "org/base", "agents": ["org/a"], "method": "ties", "parameters": {"density": 0.3}}
+    assert address_of(shown) == "base=org/base&agent=org/a&method=ties&density=0.3"  # which people can read
 
 
 def test_a_form_that_another_version_kept_is_not_read_as_one_of_today() -> None:

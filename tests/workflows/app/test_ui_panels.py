@@ -34,7 +34,7 @@ from workflows.app.panels import (
 )
 from workflows.app.session import signed_in
 from workflows.jobs.store import Store
-from workflows.values import LogLine, Scoring, Visitor
+from workflows.values import JobView, LogLine, Scoring, Visitor
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
 
@@ -59,9 +59,9 @@ def test_text_and_attributes_are_escaped() -> None:
     assert el("p", "x", title='"><script>') == '<p title="&#34;&gt;&lt;script&gt;">x</p>'
 
 
-@pytest.mark.parametrize("href", ["javascript:alert(1)", "data:text/html,x", "//evil.example/x"])
-def test_a_link_leads_only_to_this_site_or_the_web(href: str) -> None:
-    assert link(href, "text") == "text"
+def test_a_link_leads_only_to_this_site_or_the_web() -> None:
+    for href in ("javascript:alert(1)", "data:text/html,x", "//evil.example/x"):
+        assert link(href, "text") == "text"
 
 
 def test_numbers_are_shown_with_three_digits_and_their_unit() -> None:
@@ -74,9 +74,8 @@ def test_numbers_are_shown_with_three_digits_and_their_unit() -> None:
     assert time_text("soon") == "unknown"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
+def test_a_time_is_told_by_its_distance_and_exactly_on_hovering_or_as_a_date() -> None:
+    for seconds, said in (
         (-20, "in less than a minute"),
         (-250, "in 4 minutes"),
         (20, "just now"),
@@ -84,16 +83,11 @@ def test_numbers_are_shown_with_three_digits_and_their_unit() -> None:
         (3599, "59 minutes ago"),
         (7300, "2 hours ago"),
         (86_400 * 29.5, "29 days ago"),
-    ],
-)
-def test_a_time_is_told_by_its_distance_and_exactly_on_hovering(seconds: float, said: str) -> None:
-    then = datetime.now(UTC) - timedelta(seconds=seconds)
-    told = str(when(then.isoformat()))
-    assert f">{said}</time>" in told
-    assert f'title="{time_text(then.isoformat())}"' in told
-
-
-def test_a_time_long_ago_is_a_date_and_none_is_unknown() -> None:
+    ):
+        then = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
+        told = str(when(then))
+        assert f">{said}</time>" in told
+        assert f'title="{time_text(then)}"' in told
     assert ">2026-01-31</time>" in str(when("2026-01-31T15:05:00+01:00"))
     assert str(when("<b>")) == "unknown"
 
@@ -115,11 +109,8 @@ def test_a_plan_tells_sizes_licenses_and_access() -> None:
     assert f"https://hub.example/zoo/base/tree/{'a' * 40}" in panel
     assert "License: your choice is needed" in panel  # TRL's "license"
     assert "Gated or private: secret/gated-agent." in panel
-
-
-def test_parents_that_state_one_license_need_no_choice() -> None:
-    panel = license_panel([model("a/b", "a", license="mit"), model("a/c", "b", license="apache-2.0")])
-    assert "<strong>apache-2.0</strong>" in panel
+    agreed = license_panel([model("a/b", "a", license="mit"), model("a/c", "b", license="apache-2.0")])
+    assert "<strong>apache-2.0</strong>" in agreed
 
 
 @pytest.mark.parametrize(
@@ -134,12 +125,9 @@ def test_the_stages_of_a_job_are_marked_as_passed_as_where_it_stands_and_as_ahea
     assert list(marked.values()) == (["passed"] * passed + [kind] + ["ahead"] * 7)[:7]
 
 
-def test_only_methods_with_statistics_show_the_measuring_stage() -> None:
+def test_only_methods_with_statistics_measure_and_only_a_resumed_job_verifies() -> None:
     recipe = recipe_from_dict({**RECIPE, "method": "linear"}).to_dict()
     assert "probe" not in stages(stage_track(job_view(recipe=recipe)))
-
-
-def test_a_resumed_job_says_how_many_of_its_finished_bytes_it_has_verified() -> None:
     progress = {"stage": "verify", "done": 25e9, "total": 100e9, "unit": "B", "per_second": 5e9}
     view = job_view(state="running", stage="verify", progress=progress)
     marked = stages(stage_track(view))
@@ -159,26 +147,23 @@ def test_progress_counts_things_with_one_unit_and_tells_no_speed_of_a_fraction()
     assert "1.50 K of 3.00 K prompts · 25 prompts/s · about 1 min 0 s left in this step" in head
 
 
-def test_statistics_are_shown_as_soon_as_they_are_known() -> None:
-    running = job_view(state="running", stage="merge", statistics=STATISTICS)
-    _, _, panel = job_panel(running, HUB)
+def test_statistics_are_shown_to_scale_as_soon_as_they_are_known() -> None:
+    panel = job_panel(job_view(state="running", stage="merge", statistics=STATISTICS), HUB)[2]
     assert "494 M parameters counted so far" in panel
     assert "21.4%" in panel  # math-agent's density
     assert "nothing unique" in panel  # mem-agent shares everything
     columns = re.findall(r'data-label="([^"]* agents?)"', panel)  # which phones show, and no title
     assert columns == ["no agent", "1 agent", "2 agents", "3 agents"]
+    widths = {name: float(width) for name, width in re.findall(r'hm-part hm-(\w+)" style="width:([\d.]+)%', panel)}
+    assert widths == {name: pytest.approx(100 * share) for name, share in STATISTICS["shares"].items()}
+    assert "none: 62.0%" in panel  # what a screen reader says of the bar
     assert job_panel(job_view(state="running"), "")[2] == ""
-
-
-@pytest.mark.parametrize("values", [{}, {"elements": 5}, {"elements": 5, "agents": [{}], "shares": {"private": "x"}}])
-def test_statistics_that_are_half_there_do_no_harm(values: dict[str, object]) -> None:
-    job_panel(job_view(state="running", statistics=values, progress={"done": "x", "total": None}), "")
+    for values in ({}, {"elements": 5, "agents": [{}], "shares": {"private": "x"}}):  # half there
+        job_panel(job_view(state="running", statistics=values, progress={"done": "x", "total": None}), "")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "value", [None, 3, 10**400, float("inf"), [3, None, [1]], {"x": [1]}], ids=lambda v: str(v)[:9]
-)
+@pytest.mark.parametrize("value", [None, 10**400, [3, None, [1]], {"x": [1]}], ids=lambda v: str(v)[:9])
 def test_a_job_s_page_and_line_show_whatever_its_record_holds(store: Store, value: Any) -> None:
     """The store takes any JSON as what a job is about and what came of it."""
     service, ann = service_of(NOWHERE, store, suite="zoo"), Visitor("ann", "t", ("ann",))
@@ -227,28 +212,21 @@ def test_text_of_strangers_stays_text_in_every_field_of_a_job() -> None:
 def test_a_finished_merge_says_what_it_took_of_disk_and_network() -> None:
     fetch = {"bytes": 346_200_000, "shards": 20, "hits": 12, "high_water_bytes": 68_000_000, "budget_bytes": 72_000_000}
     run = {"seconds": 75.0, "peak_rss_bytes": 281_000_000, "disk_high_water_bytes": 122_000_000, "fetch": fetch}
-    result = {"repo": "ada/merged", "commit": "a" * 40, "url": "", "run": run}
-    head = head_of("done", result=result)
-    for text in ("281 MB", "122 MB", "346 MB, 20 shards whole", "12 shards of an earlier pass or run", "68.0 MB"):
+    head = head_of("done", result={"repo": "ada/merged", "commit": "a" * 40, "run": {**run, "resumed": True}})
+    for text in ("281 MB", "122 MB", "346 MB, 20 shards whole", "1 min 15 s, the last run of a resumed merge"):
         assert text in head
-    assert "1 min 15 s, the last run" not in head
-    result["run"] = {**run, "resumed": True}
-    assert "1 min 15 s, the last run of a resumed merge" in head_of("done", result=result)
     assert "Disk at its peak" not in head_of("done", result={"repo": "ada/merged"})
 
 
 def test_an_evaluation_shows_its_suite_its_own_stages_and_its_scores() -> None:
     view = job_view(
         kind="evaluate", suite="zoo", target="zoo/base", recipe={}, state="done", stage="publish",
-        started="2026-01-31T14:05:00+00:00", finished="2026-01-31T14:06:00+00:00",
-        result={"scores": {"math": 0.302, "bad": "<b>x</b>"}, "url": "http://127.0.0.1/datasets/zoo/results"},
+        result={"scores": {"math": 0.302, "bad": "<b>x</b>"}},
     )  # fmt: skip
-    head, _, _ = job_panel(view, "http://127.0.0.1")
-    assert "Evaluation" in head
-    assert "30.2" in head
+    head, _, _ = job_panel(view, HUB)
+    for told in ("Evaluation", "30.2", "Answer", "model?model=zoo/base"):
+        assert told in head
     assert "<b>x</b>" not in head
-    assert "Answer" in head
-    assert "model?model=zoo/base" in head
     assert "The evaluation failed" in head_of("failed", kind="evaluate", recipe={}, error={"message": "no"})
     assert "Evaluation: zoo" in job_list([view])
 
@@ -279,28 +257,13 @@ def test_a_job_that_is_tried_again_says_what_went_wrong_and_not_that_it_runs() -
     assert "Waiting for its turn" in head_of("queued")
 
 
-def test_the_bar_of_shares_shows_every_share_to_scale_the_unchanged_included() -> None:
-    panel = str(statistics_panel(job_view(statistics=STATISTICS)))
-    widths = {name: float(width) for name, width in re.findall(r'hm-part hm-(\w+)" style="width:([\d.]+)%', panel)}
-    assert widths == {name: pytest.approx(100 * share) for name, share in STATISTICS["shares"].items()}
-    assert sum(widths.values()) == pytest.approx(100)
-    assert "none: 62.0%" in panel  # what a screen reader says of it
-
-
-def test_a_finished_job_shows_the_shares_and_folds_the_other_numbers() -> None:
-    shown, _, folded = str(statistics_panel(job_view(state="done", statistics=STATISTICS))).partition("<details>")
-    assert ("hm-stack" in shown, "Jaccard" in folded) == (True, True)
-    assert "<details>" not in statistics_panel(job_view(state="running", statistics=STATISTICS))
-
-
-def test_a_job_draws_a_bar_for_each_layer_and_agent_once_all_is_counted() -> None:
+def test_a_job_draws_a_bar_for_each_layer_and_agent() -> None:
     layers = {"0": [0.1, 0.2, 0.4], "1": [0.3, 0.0, 0.4], "2": ["x", 7, float("nan")]}
-    for state in ("running", "done"):
-        shown = str(statistics_panel(job_view(state=state, statistics={**STATISTICS, "layers": layers})))
-        assert shown.count('class="hm-layer-bars"') == 3
-        assert shown.count('<i style="height:100.0%"') == 2  # 0.4 is the most
-        assert "10.0% to 30.0%" in shown
-    for none in ({}, {"0": [0.1, 0.2, 0.4]}, [], {"0": 3, "1": None}):
+    shown = str(statistics_panel(job_view(state="running", statistics={**STATISTICS, "layers": layers})))
+    assert shown.count('class="hm-layer-bars"') == 3
+    assert shown.count('<i style="height:100.0%"') == 2  # 0.4 is the most
+    assert "10.0% to 30.0%" in shown
+    for none in ({"0": [0.1, 0.2, 0.4]}, [], {"0": 3, "1": None}):
         assert "hm-layer-bars" not in str(statistics_panel(job_view(statistics={**STATISTICS, "layers": none})))
 
 
@@ -309,65 +272,59 @@ def test_the_shares_have_the_same_colours_in_the_app_and_in_the_card() -> None:
         assert f"--hm-{name}: {color}" in CSS
 
 
+BEGUN = datetime(2026, 1, 31, 14, 5, tzinfo=UTC)
+HALF_A_GIGABYTE = {"done": 100e6, "total": 500e6, "unit": "B", "per_second": 10e6, "at": BEGUN.isoformat()}
+
+
+def left_of(view: JobView, seconds: float) -> str:
+    """What is said of its progress so many seconds after it began."""
+    return str(progress_panel(view, BEGUN + timedelta(seconds=seconds)))
+
+
 def test_what_is_left_of_a_step_goes_down_between_two_reports() -> None:
-    progress = {"done": 100e6, "total": 500e6, "unit": "B", "per_second": 10e6, "at": "2026-01-31T14:05:00+00:00"}
-    view = job_view(state="running", stage="merge", progress=progress)
-    begin = datetime(2026, 1, 31, 14, 5, tzinfo=UTC)
-    said = [str(progress_panel(view, begin + timedelta(seconds=s))) for s in (0, 15, 39.5, 90)]
-    assert "about 40 s left" in said[0]
-    assert "about 25 s left" in said[1]
-    assert "almost done" in said[2]
-    assert "almost done" not in said[3]  # a fifth of it is done, and nothing tells more
-    assert "left in this step" not in said[3]
+    view = job_view(state="running", stage="merge", progress=HALF_A_GIGABYTE)
+    assert "about 40 s left" in left_of(view, 0)
+    assert "about 25 s left" in left_of(view, 15)
+    assert "almost done" in left_of(view, 39.5)
+    assert "almost done" not in left_of(view, 90)  # a fifth of it is done, and nothing tells more
+    assert "left in this step" not in left_of(view, 90)
 
 
 def test_a_step_that_tells_no_progress_says_how_long_it_usually_takes() -> None:
-    log = (LogLine("2026-01-31T14:05:00+00:00", "stage", stage="compile"),)
+    log = (LogLine(BEGUN.isoformat(), "stage", stage="compile"),)
     view = job_view(state="running", stage="compile", progress={"done": 0, "total": 1}, log=log, typical_s=17.0)
-    said = str(progress_panel(view, datetime(2026, 1, 31, 14, 5, 5, tzinfo=UTC)))
-    assert "5 s so far; it usually takes about 17 s" in said
-    assert "0.0%" not in said
+    assert "5 s so far; it usually takes about 17 s" in left_of(view, 5)
+    assert "0.0%" not in left_of(view, 5)
 
 
-def test_what_is_left_of_the_whole_job_is_the_step_and_what_followed_it_in_earlier_jobs() -> None:
-    begun = datetime(2026, 1, 31, 14, 5, tzinfo=UTC)
-    progress = {"done": 100e6, "total": 500e6, "unit": "B", "per_second": 10e6, "at": begun.isoformat()}
-    view = job_view(state="running", stage="merge", progress=progress, after_s=33.0)
-    assert "About 2 min left until it is published." in str(progress_panel(view, begun))  # 40 s and 33 s
-    late = str(progress_panel(view, begun + timedelta(seconds=38)))
-    assert "About 35 s left until it is published." in late
-    assert "left until" not in str(progress_panel(replace(view, after_s=None), begun))  # the first job of all
-
-
-def test_before_the_weights_are_read_the_plan_s_prediction_is_still_to_come() -> None:
-    begun = datetime(2026, 1, 31, 14, 5, tzinfo=UTC)
-    log = (LogLine(begun.isoformat(), "stage", stage="download"),)
-    view = job_view(state="running", stage="download", log=log, typical_s=10.0, after_s=3.0, predicted_s=600.0)
-    told = str(progress_panel(view, begun + timedelta(seconds=4)))  # a larger model than those of earlier jobs
-    assert "About 11 min left" in told
-    assert "left until" not in str(progress_panel(view, begun + timedelta(seconds=11)))  # longer than it usually takes
-    merging = replace(view, stage="merge")
-    assert "About 10 s left" in str(progress_panel(merging, begun + timedelta(seconds=4)))
+def test_what_is_left_of_the_whole_job_is_the_step_and_what_followed_it_or_is_predicted_to_follow() -> None:
+    view = job_view(state="running", stage="merge", progress=HALF_A_GIGABYTE, after_s=33.0)
+    assert "About 2 min left until it is published." in left_of(view, 0)  # 40 s and 33 s
+    assert "About 35 s left until it is published." in left_of(view, 38)
+    assert "left until" not in left_of(replace(view, after_s=None), 0)  # the first job of all
+    log = (LogLine(BEGUN.isoformat(), "stage", stage="download"),)
+    first = job_view(state="running", stage="download", log=log, typical_s=10.0, after_s=3.0, predicted_s=600.0)
+    assert "About 11 min left" in left_of(first, 4)  # a larger model than those of earlier jobs
+    assert "left until" not in left_of(first, 11)  # longer than it usually takes
+    assert "About 10 s left" in left_of(replace(first, stage="merge"), 4)
 
 
 def test_a_job_that_waits_says_its_place_and_when_it_starts() -> None:
-    said = str(progress_panel(job_view(queue_position=3, typical_s=125.0)))
+    said = left_of(job_view(queue_position=3, typical_s=125.0), 0)
     assert "2 jobs are ahead of it. It starts in about 2 min 5 s, going by earlier jobs." in said
-    assert "It is next." in str(progress_panel(job_view(queue_position=1)))
+    assert "It is next." in left_of(job_view(queue_position=1), 0)
 
 
 def test_the_log_tells_steps_attempts_and_warnings_in_words_and_escapes_them() -> None:
-    log = (
-        LogLine("2026-01-31T14:05:00+00:00", "submitted"),
-        LogLine("2026-01-31T14:05:01+00:00", "claimed", attempt=1),
-        LogLine("2026-01-31T14:05:02+00:00", "stage", stage="resolve"),
-        LogLine("2026-01-31T14:05:03+00:00", "warning", text=HOSTILE),
-        LogLine("2026-01-31T14:06:07+00:00", "stage", stage="merge"),
-        LogLine("2026-01-31T14:06:09+00:00", "lost", attempt=1),
-        LogLine("2026-01-31T14:06:10+00:00", "claimed", attempt=2),
-    )
+    told: list[tuple[int, str, dict[str, Any]]] = [
+        (1, "claimed", {"attempt": 1}),
+        (2, "stage", {"stage": "resolve"}),
+        (3, "warning", {"text": HOSTILE}),
+        (67, "stage", {"stage": "merge"}),
+        (70, "claimed", {"attempt": 2}),
+    ]
+    log = tuple(LogLine((BEGUN + timedelta(seconds=s)).isoformat(), kind, **more) for s, kind, more in told)
     head = head_of("running", log=log)
-    assert "What happened so far" in head
     assert "It reads which files the models have" in head
     assert ">1 min 5 s<" in head  # reading, the warning within it included
     assert "It began again, attempt 2." in head
@@ -385,14 +342,9 @@ def test_a_published_merge_leads_to_its_page_the_hub_the_board_and_its_evaluatio
     result = {"repo": "ada/three-in-one", "commit": "a" * 40}
     view = job_view(state="done", stage="commit", result=result, evaluations=SCORINGS)
     head, _, _ = job_panel(view, HUB)
-    for address in (
-        f"model?model=ada/three-in-one&amp;sha={'a' * 40}",
-        "https://hub.example/ada/three-in-one",
-        "leaderboard?",
-        "merge?agent=ada/three-in-one",
-        f"job?id={'2' * 64}",
-        f"job?id={'3' * 64}",
-    ):
+    of_hub, of_board = "https://hub.example/ada/three-in-one", "leaderboard?"
+    jobs = (f"job?id={'2' * 64}", f"job?id={'3' * 64}")
+    for address in (f"model?model=ada/three-in-one&amp;sha={'a' * 40}", of_hub, of_board, "merge?agent=ada/", *jobs):
         assert f'href="{address}' in head
     assert "will be asked for within minutes" in head
     marked = stages(stage_track(view))
@@ -410,12 +362,9 @@ def test_the_list_groups_evaluations_below_their_merge_and_offers_the_owner_alon
     evaluation = job_view("2" * 64, kind="evaluate", state="done", recipe={}, suite="zoo")
     failed = job_view("4" * 64, state="failed", error={"problems": [{"what": "a tensor is missing"}]})
     listed = str(job_list([merge, evaluation, failed], "ada"))
-    assert "Published" in listed  # not done before its scores are there
-    assert "a tensor is missing" in listed
+    for told in ("Published", "a tensor is missing", "1 of 3 evaluated", "try again"):  # not done before its scores
+        assert told in listed
     assert listed.count("<tr>") == 1 + 2
-    assert "1 of 3 evaluated" in listed
-    assert "kept 3 of 3 skills" in str(job_list([merge], "ada", {merge.id: "3 of 3 skills"}))
-    assert "try again" in listed
     assert "try again" not in str(job_list([failed], "bob"))
 
 
@@ -425,25 +374,15 @@ def test_who_sees_a_merge_that_failed_or_was_cancelled_can_use_its_recipe_again(
     assert "recipe" not in head_of("cancelled", kind="evaluate", recipe={})
 
 
-def test_the_code_of_an_error_stands_behind_its_words() -> None:
-    panel = str(problems_panel(RecipeError("no base", where="the recipe", next_step="Choose one.")))
-    assert panel.index("no base") < panel.index("Choose one.") < panel.index("E_RECIPE")
-
-
 def test_code_in_a_message_is_shown_as_code_and_no_page_shows_its_backticks() -> None:
-    told = "`ignore`: 'lm_head*' matches no tensor"
-    error = RecipeError(
-        "no `base`", expected="`a`", got="`<b>` and a lone `", next_step="Use `weight` to count it more."
-    )
+    error = RecipeError("no `base`", expected="`a`", got="`<b>` and a lone `", next_step="Use `weight`.")
     panel = str(problems_panel(error))
-    for shown in ("no <code>base</code>", "<code>a</code>", "<code>&lt;b&gt;</code> and a lone `"):
+    code = ("no <code>base</code>", "<code>a</code>", "<code>&lt;b&gt;</code> and a lone `", "Use <code>weight</code>")
+    for shown in (*code, "E_RECIPE"):
         assert shown in panel
-    assert "Use <code>weight</code> to count it more." in panel
+    told = "`ignore`: 'lm_head*' matches no tensor"
     assert "<code>ignore</code>: &#39;lm_head*&#39; matches no tensor" in str(warnings_panel([told]))
-    assert "<code>ignore</code>" in head_of(
-        "running", log=(LogLine("2026-01-31T14:05:03+00:00", "warning", text=told),)
-    )
-    assert "`weight`" in str(error)  # a terminal has no other way
+    assert "<code>ignore</code>" in head_of("running", log=(LogLine(BEGUN.isoformat(), "warning", text=told),))
 
 
 def test_who_is_not_signed_in_is_told_to_sign_in_on_a_page_and_as_a_program_to_send_a_token() -> None:
@@ -484,12 +423,7 @@ def test_no_page_speaks_of_options_commands_or_variables() -> None:
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (
-            "Read the parents' terms and state a license, in the form or with --license (mit, other, …).",
-            "Read the parents' terms and choose a license.",
-        ),
-        ("Sign in: in the app, with HF_TOKEN, or at huggingface.co with `hf auth login`.", "Sign in."),
-        ("Remove it. Otherwise: `hubmerge init BASE` writes one.", "Choose a base and agents."),
+        ("Read the terms and state a license with --license.", "Read the parents' terms and choose a license."),
         ("Choose another name. Or raise --disk-budget.", "Choose another name."),
         ("Raise --disk-budget.", ""),
         ("Try again later.", "Try again later."),
@@ -510,11 +444,3 @@ def test_older_ones_stand_only_where_there_are_any(jobs: int, older: bool) -> No
             [before] = re.findall(r"before=(\d+)", listed)
             last, _ = activity(service, None, {**asked, "before": before}, visitor)
             assert "Older ones" not in last
-
-
-def test_scores_have_colours_that_no_share_has() -> None:
-    shares = set(re.findall(r"--hm-(?:private|overlap|conflict|unchanged): (#\w+)", CSS))
-    scores = set(re.findall(r"--hm-score-\w+: (#\w+)", CSS))
-    assert len(scores) >= 3
-    assert not scores & shares
-    assert "var(--hm-score-merge)" in CSS

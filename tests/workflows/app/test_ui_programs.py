@@ -18,11 +18,9 @@ from board_helpers import family
 from gradio.utils import get_upload_folder
 from gradio_client import Client
 from gradio_client.exceptions import AppError
-from pages_fake import CATALOGUE, HOSTILE, job_view
-from pages_session import CLIENT, Site, mcp_result, serving, session_cookie
+from pages_fake import CATALOGUE, job_view
+from pages_session import CLIENT, Site, mcp_result, session_cookie
 from scripted_hub import ScriptedHub
-from test_ui_board import FakeBoard
-from test_watch_pages import Source
 
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.source import DatasetBoard
@@ -78,28 +76,33 @@ OPEN, OWN = WatcherView("open"), WatcherView("own", "ada", private=True)
 
 
 @pytest.fixture(scope="module")
-def served(gradio_oauth: None) -> Iterator[SimpleNamespace]:
-    """The app, and `client(…)`: a client of it that sends a token, headers or nothing."""
-    board = FakeBoard(build_board(family()))
-    clients: dict[str, Client] = {}
-    with serving(board=board, watchers=Source([OPEN, OWN])) as site:
+def clients(served: Site) -> Iterator[Callable[..., Client]]:
+    """clients(…): gradio's own client of the app, that sends a token, headers or nothing."""
+    known: dict[str, Client] = {}
 
-        def client(**how: Any) -> Client:
-            if repr(how) not in clients:
-                clients[repr(how)] = Client(site.url, verbose=False, analytics_enabled=False, **how)
-            return clients[repr(how)]
+    def client(**how: Any) -> Client:
+        if repr(how) not in known:
+            known[repr(how)] = Client(served.url, verbose=False, analytics_enabled=False, **how)
+        return known[repr(how)]
 
-        info = httpx.get(f"{site.url}/gradio_api/info").json()
-        yield SimpleNamespace(service=site.service, board=board, url=site.url, client=client, info=info)
-        for each in clients.values():
-            each.close()
+    yield client
+    for each in known.values():
+        each.close()
 
 
 @pytest.fixture
-def app(served: SimpleNamespace) -> SimpleNamespace:
-    served.service.__init__(served.service.endpoint)
-    served.service.put([job_view("e" * 64), job_view("f" * 64, state="failed")])
-    return served
+def app(pages: Site, clients: Callable[..., Client]) -> SimpleNamespace:
+    pages.board.content = build_board(family())
+    pages.watchers.views = [OPEN, OWN]
+    pages.service.put([job_view("e" * 64), job_view("f" * 64, state="failed")])
+    return SimpleNamespace(service=pages.service, board=pages.board, url=pages.url, client=clients)
+
+
+@pytest.fixture(scope="module")
+def answers(served: Site) -> dict[str, Any]:
+    """What the app says that each endpoint returns."""
+    told = httpx.get(f"{served.url}/gradio_api/info").json()["named_endpoints"]
+    return {name.strip("/"): told[name]["returns"][0]["type"] for name in told}
 
 
 def tool(app: SimpleNamespace, method: str, headers: dict[str, str] | None = None, **parameters: Any) -> dict[str, Any]:
@@ -131,7 +134,7 @@ def test_every_action_of_the_pages_has_an_endpoint_and_a_tool_with_all_words_abo
 
 @pytest.mark.parametrize("name", ENDPOINTS)
 def test_an_action_works_with_a_token_answers_as_its_schema_says_and_is_authorised_by_the_server(
-    app: SimpleNamespace, name: str
+    app: SimpleNamespace, answers: dict[str, Any], name: str
 ) -> None:
     """The schema names every key of an answer, except where docs/api.md says what it holds."""
     answer = app.client(oauth_token="token-of-ada").predict(**ENDPOINTS[name][1], api_name=f"/{name}")
@@ -142,18 +145,18 @@ def test_an_action_works_with_a_token_answers_as_its_schema_says_and_is_authoris
                 other.predict(**ENDPOINTS[name][1], api_name=f"/{name}")
         else:
             other.predict(**ENDPOINTS[name][1], api_name=f"/{name}")
-    [told] = app.info["named_endpoints"][f"/{name}"]["returns"]
-    jsonschema.validate(answer, told["type"])
-    held, answers = told["type"], answer
+    held = answers[name]
+    jsonschema.validate(answer, held)
+    found = answer
     if held.get("type") == "array":
-        held, answers = held["items"], answer[0] if answer else None
+        held, found = held["items"], answer[0] if answer else None
     if name in ("inspect_merge", "model", "evaluation"):
         assert "properties" not in held
         page = API_PAGE.partition("## What an answer holds")[2]
         assert f"`{name}`" in page
         assert name != "inspect_merge" or all(f"`{key}`" in page for key in answer)
     else:
-        assert set(held["properties"]) == set(answers or held["properties"])
+        assert set(held["properties"]) == set(found or held["properties"])
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
@@ -161,10 +164,10 @@ def test_an_action_works_as_a_tool_also_where_progress_is_asked_for(app: SimpleN
     """An error begins with its code."""
     own = tool(app, "tools/call", {"authorization": "Bearer token-of-ada"}, name=name, arguments=ENDPOINTS[name][1])
     assert not own["isError"], own
-    for more in ({}, {"_meta": {"progressToken": 1}}):
-        anonymous = tool(app, "tools/call", name=name, arguments=ENDPOINTS[name][1], **more)
-        assert anonymous["isError"] == (name in NEEDS_SOMEBODY)
-        assert not anonymous["isError"] or anonymous["content"][0]["text"].startswith("E_LOGIN")
+    watched = {"_meta": {"progressToken": 1}}
+    anonymous = tool(app, "tools/call", name=name, arguments=ENDPOINTS[name][1], **watched)
+    assert anonymous["isError"] == (name in NEEDS_SOMEBODY)
+    assert not anonymous["isError"] or anonymous["content"][0]["text"].startswith("E_LOGIN")
 
 
 def test_a_token_acts_for_whom_the_hub_says_it_is(app: SimpleNamespace) -> None:
@@ -239,12 +242,9 @@ def test_a_stranger_s_word_that_json_cannot_write_breaks_no_answer(
         ("start_merge", {"recipe": RECIPE, "target": "x"}, "expected owner/name, such as ada/my-merge, got x"),
         ("start_merge", {"recipe": RECIPE, "target": f"ada/{'x' * 97}"}, "expected at most 96 letters"),
         ("inspect_merge", {"recipe": "zoo/base"}, "in recipe: expected an object of names and values"),
-        ("model_facts", {"name": ""}, "no model of the Hub is named"),
         ("model_facts", {"name": "org/x@../y"}, "no model of the Hub is named in model: .*got org/x@../y"),
         ("start_merge", {"recipe": RECIPE, "target": "ada/../bob"}, "no repo can have this name"),
-        ("start_merge", {"recipe": RECIPE, "target": "ada/x.git"}, "no repo can have this name"),
         ("inspect_diff", {"base": "/etc", "agent": CATALOGUE[1]}, "no model of the Hub is named in base"),
-        ("start_diff", {"base": CATALOGUE[0], "agent": "./data"}, "no model of the Hub is named in agent"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(
@@ -261,15 +261,11 @@ def test_a_wrong_value_is_refused_by_its_name(
         ("leaderboard", {"suite": None, "limit": "2", "merges_only": "true"}, '{"suite": "trio"'),
         ("leaderboard", {"skills": "many"}, "E_RECIPE: a value of another type in skills: expected a whole number"),
         ("model", {}, "E_RECIPE: no endpoint, or other arguments than it has: got No value provided for required"),
-        ("my_jobs", {"user": "bob"}, "E_RECIPE: no endpoint, or other arguments than it has: got Parameter `user` is"),
         ("merge", {}, "E_RECIPE: no endpoint, or other arguments than it has: got Unknown tool"),
-        *(
-            (
-                "inspect_merge",
-                {"recipe": {"path": path, "meta": {"_type": "gradio.FileData"}}},
-                "E_RECIPE: there is no such key in the recipe → path",
-            )
-            for path in (__file__, "/no/such/file")
+        (
+            "inspect_merge",
+            {"recipe": {"path": __file__, "meta": {"_type": "gradio.FileData"}}},
+            "E_RECIPE: there is no such key in the recipe → path",
         ),
     ],
 )
@@ -287,29 +283,24 @@ def test_an_answer_that_would_break_a_client_of_mcp_off_is_refused_as_a_tool_alo
     assert len(app.client().predict("zoo/large", api_name="/model_files")["card"]) == 500_000
 
 
-def test_plain_http_may_leave_out_what_has_a_default(app: SimpleNamespace) -> None:
+def test_plain_http_may_leave_out_what_has_a_default_and_is_told_which_name_is_wrong(app: SimpleNamespace) -> None:
     def answer(*data: Any) -> str:
         asked = httpx.post(f"{app.url}/gradio_api/call/inspect_merge", json={"data": data}).json()
         return httpx.get(f"{app.url}/gradio_api/call/inspect_merge/{asked['event_id']}", timeout=60).text
 
     assert "event: complete" in answer(RECIPE)
     assert "E_RECIPE: a value of another type in recipe" in answer()
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "got"),
-    [
-        ("v2/inspect_merge", {"license": "mit"}, "required argument: recipe"),
-        ("v2/inspect_merge", {"recipe": RECIPE, "licence": "mit"}, "`licence` is not a valid"),
-        ("v2/merge", {}, "/merge"),
-        ("merge", {"data": []}, "merge"),
-    ],
-)
-def test_plain_http_is_told_which_name_is_wrong(app: SimpleNamespace, path: str, body: Any, got: str) -> None:
-    answer = httpx.post(f"{app.url}/gradio_api/call/{path}", json=body)
-    assert answer.status_code == 422
-    assert answer.json()["detail"].startswith("E_RECIPE: no endpoint, or other arguments than it has: got ")
-    assert got in answer.json()["detail"]
+    wrong: dict[str, tuple[Any, str]] = {
+        "v2/inspect_merge": ({"license": "mit"}, "required argument: recipe"),
+        "v2/inspect_merge?": ({"recipe": RECIPE, "licence": "mit"}, "`licence` is not a valid"),
+        "merge": ({"data": []}, "merge"),
+    }
+    for path, (body, got) in wrong.items():
+        refused = httpx.post(f"{app.url}/gradio_api/call/{path}", json=body)
+        assert refused.status_code == 422
+        told = refused.json()["detail"]
+        assert told.startswith("E_RECIPE: no endpoint, or other arguments than it has: got ")
+        assert got in told
 
 
 def test_values_that_other_clients_write_otherwise_are_understood(app: SimpleNamespace) -> None:
@@ -330,7 +321,9 @@ def test_no_program_is_told_to_use_the_command_line(app: SimpleNamespace) -> Non
     assert str(refused.value).endswith("Choose one, such as ram_plus.")
 
 
-def test_a_sweep_becomes_a_job_a_variant(app: SimpleNamespace) -> None:
+def test_a_sweep_becomes_a_job_a_variant_and_where_one_is_refused_what_was_queued_is_named(
+    app: SimpleNamespace,
+) -> None:
     ada = app.client(oauth_token="token-of-ada")
     names = [variant["name"] for variant in ada.predict(SWEEP, api_name="/inspect_sweep")]
     jobs = ada.predict(SWEEP, "ada/swept", api_name="/start_sweep")
@@ -339,31 +332,21 @@ def test_a_sweep_becomes_a_job_a_variant(app: SimpleNamespace) -> None:
         ada.predict({**SWEEP, "base": "/etc"}, "ada/swept", api_name="/start_sweep")
     with pytest.raises(AppError, match="this is no sweep"):
         ada.predict(RECIPE, "ada/swept", api_name="/start_sweep")
+    with pytest.raises(AppError, match=r"(?s)E_QUOTA: you have 5 jobs.*ada/wide-"):  # with four under way
+        ada.predict(SWEEP, "ada/wide", api_name="/start_sweep")
+    assert sum("wide" in job["target"] for job in ada.predict(api_name="/my_jobs")) == 1
 
 
-def test_a_sweep_that_is_refused_in_its_middle_names_what_was_queued(app: SimpleNamespace) -> None:
-    ada = app.client(oauth_token="token-of-ada")
-    wide = {**SWEEP, "sweep": [{"method": "ties", "parameters": {"density": [0.1, 0.2, 0.3, 0.4]}}]}
-    with pytest.raises(AppError, match="E_QUOTA: you have 5 jobs") as refused:
-        ada.predict(wide, "ada/wide", api_name="/start_sweep")
-    queued = [job["target"] for job in ada.predict(api_name="/my_jobs") if "wide" in job["target"]]
-    assert len(queued) == 3
-    assert all(target in str(refused.value) for target in queued)
-
-
-def test_a_board_without_results_is_empty(app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app.board, "content", Board())
-    assert app.client().predict(merges_only=True, api_name="/leaderboard")["rows"] == []
-    with pytest.raises(AppError, match="no results yet"):
-        app.client().predict("zoo", api_name="/leaderboard")
-
-
-def test_an_answer_is_of_one_board_also_where_another_takes_its_place_meanwhile(
+def test_an_answer_is_of_one_board_and_one_without_results_is_empty(
     app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boards = iter([app.board.content])
     monkeypatch.setattr(app.board, "board", lambda: next(boards, Board()))
-    assert app.client().predict("trio", sort="overall", api_name="/leaderboard")["total"] == 4
+    sorted_up = app.client().predict("trio", sort="overall", api_name="/leaderboard")
+    assert sorted_up["total"] == 4  # also where another takes its place meanwhile
+    assert app.client().predict(merges_only=True, api_name="/leaderboard")["rows"] == []
+    with pytest.raises(AppError, match="no results yet"):
+        app.client().predict("zoo", api_name="/leaderboard")
 
 
 def test_the_board_is_told_by_pages_and_by_model_and_names_the_columns_to_sort_by(app: SimpleNamespace) -> None:
@@ -401,12 +384,12 @@ JOB = "1" * 64
 
 
 @pytest.fixture
-def client(pages: Any) -> Callable[..., Client]:
-    """client(user=None, cookie="", **headers): gradio's own client, with that user's session."""
+def client(pages: Site, clients: Callable[..., Client]) -> Callable[..., Client]:
+    """client(user=None, cookie="", **headers): one with that user's session."""
 
-    def connect(user: str | None = None, cookie: str = "", **headers: str) -> Any:
+    def connect(user: str | None = None, cookie: str = "", **headers: str) -> Client:
         session = cookie or (session_cookie(user) if user else "")
-        return pages.client(headers={**headers, **({"Cookie": f"session={session}"} if session else {})})
+        return clients(headers={**headers, **({"Cookie": f"session={session}"} if session else {})})
 
     return connect
 
@@ -421,14 +404,11 @@ def start(client: Client, **changes: Any) -> Any:
     return client.predict(**{"recipe": RECIPE, "target": "ada/merged", **changes}, api_name="/start_merge")
 
 
-def test_anyone_may_search_and_inspect(client: Callable[..., Client], pages: Site) -> None:
-    found = client().predict("zoo", api_name="/search_models")
-    assert [m["id"] for m in found] == list(CATALOGUE)
+def test_a_plan_is_told_in_full_and_an_incompatible_merge_with_every_problem(
+    client: Callable[..., Client], pages: Site
+) -> None:
     summary = client().predict(RECIPE, api_name="/inspect_merge")
     assert summary == json.loads(json.dumps(plan_summary(pages.service.inspect(RECIPE, None))))
-
-
-def test_an_incompatible_merge_is_refused_with_every_problem(client: Callable[..., Client], pages: Site) -> None:
     recipe = {**RECIPE, "agents": [CATALOGUE[1], "other/wide-agent"]}
     with pytest.raises(IncompatibleError) as expected:
         pages.service.inspect(recipe, None)
@@ -439,13 +419,11 @@ def test_an_incompatible_merge_is_refused_with_every_problem(client: Callable[..
 @pytest.mark.parametrize(
     "recipe",
     [
-        *({"base": folder} for folder in ("/etc", "./data", "~root")),
-        *({"agents": [{"model": folder}]} for folder in ("/etc", "./data", "~root")),
-        {"base": {"id": "/etc", "local": True}},
-        {"base": {"id": "/etc", "local": False}},
+        {"base": "/etc"},
+        {"agents": [{"model": "~root"}]},
+        {"base": {"id": "./data", "local": True}},
         {"agents": [{"model": {"id": "../x"}}]},
         {"base": 5},
-        {"agents": 5},
         {"agents": [[["x"]]]},
         {"base": "a/b", "seed": "x" * 1000},
         {"extra": 1},
@@ -506,21 +484,14 @@ def test_a_job_with_a_private_target_is_shown_to_its_owner_only(client: Callable
     assert client("ada").predict(JOB, api_name="/job_status")["target"] == "ada/secret"
 
 
-def test_a_failure_of_the_hub_is_told_as_it_is(client: Callable[..., Client], pages: Site) -> None:
-    pages.service.failure = HubUnavailableError(HOSTILE, next_step="Try again later.")
-    text = refusal(client().predict, RECIPE, api_name="/inspect_merge")
-    assert text.startswith("E_HUB: ")
-    assert HOSTILE in text  # as text: gradio's client, like any other, gets it as JSON
-
-
-def test_nothing_can_be_uploaded_and_no_file_is_served(pages: Site) -> None:
-    assert httpx.post(f"{pages.url}/gradio_api/upload", files={"files": b"x"}).status_code == 404
-    for path in ("/etc/passwd", "pyproject.toml"):
-        assert httpx.get(f"{pages.url}/gradio_api/file={path}").status_code == 403
-
-
-@pytest.mark.parametrize("endpoint", ["model_facts", "preview_merge"])
-@pytest.mark.parametrize("around", [lambda file: file, lambda file: [{"a": file}], lambda file: {**file, "in": file}])
+@pytest.mark.parametrize(
+    ("endpoint", "around"),
+    [
+        ("model_facts", lambda file: file),
+        ("preview_merge", lambda file: [{"a": file}]),
+        ("preview_merge", lambda file: {**file, "in": file}),
+    ],
+)
 def test_a_file_that_a_request_names_is_not_put_where_anybody_may_fetch_it(
     pages: Site, tmp_path: Path, endpoint: str, around: Callable[[Any], Any]
 ) -> None:

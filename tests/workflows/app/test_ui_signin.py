@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
@@ -17,7 +16,8 @@ import pytest
 import yaml
 from huggingface_hub.utils import get_session
 from pages_fake import FakeService
-from starlette.responses import RedirectResponse
+from starlette.middleware.sessions import SessionMiddleware
+from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.testclient import TestClient
 
 from hubmerge.errors import GatedError, HubmergeError, LoginError, Problem, SourceNotFoundError
@@ -25,7 +25,6 @@ from hubmerge.hub.errors import UNREADABLE
 from hubmerge.settings import Settings
 from localhub.fault_rules import FaultSwitch, LostAnswer, Reset, Status
 from localhub.process import LocalHubProcess
-from localhub.users import Org, default_users
 from workflows.app.app import RunningApp, build_web_app, launch_app
 from workflows.app.panels import access_offer
 from workflows.app.signin import (
@@ -34,6 +33,7 @@ from workflows.app.signin import (
     SIGN_IN_SCOPES,
     AskedScopes,
     OAuthClient,
+    SmallSession,
     sign_in_link,
     use_oauth_client,
 )
@@ -65,32 +65,32 @@ def sign_in(client: TestClient, hub: LocalHubProcess, target: str) -> tuple[Any,
     return start, client.get(back, follow_redirects=False)
 
 
-@pytest.mark.parametrize("provider", ["http://hub.example", "http://10.0.0.5:8000", "ftp://127.0.0.1", "https://", "x"])
+@pytest.mark.parametrize("provider", ["http://hub.example", "http://10.0.0.5:8000", "ftp://127.0.0.1", "https://"])
 def test_a_provider_must_be_https_or_on_this_machine(provider: str) -> None:
     with pytest.raises(LoginError):
         use_oauth_client(OAuthClient(provider, "id", "a long secret"))
 
 
-@pytest.mark.parametrize("provider", ["https://hub.example/", "http://127.0.0.1:8000", "http://[::1]:8000"])
-def test_gradio_s_own_oauth_is_given_the_client(provider: str) -> None:
-    use_oauth_client(OAuthClient(provider, "id", "a long secret"))
+@pytest.mark.parametrize("provider", ["https://hub.example/", "http://[::1]:8000"])
+def test_gradio_s_own_oauth_is_given_the_client_whose_secret_no_repr_shows(provider: str) -> None:
+    client = OAuthClient(provider, "id", "a long secret")
+    use_oauth_client(client)
     assert provider.rstrip("/") == gradio.oauth.OPENID_PROVIDER_URL
     assert ("id", " ".join(SCOPES)) == (gradio.oauth.OAUTH_CLIENT_ID, gradio.oauth.OAUTH_SCOPES)
     assert gradio.oauth.get_space() is not None
-
-
-def test_a_client_s_secret_is_not_shown_by_its_repr() -> None:
-    assert "a long secret" not in repr(OAuthClient("https://hub.example", "id", "a long secret"))
+    assert "a long secret" not in repr(client)
 
 
 @pytest.mark.browser
-def test_a_visitor_signs_in_at_the_local_hub_and_out_again(site: RunningApp, open_page: Any) -> None:
+def test_a_visitor_signs_in_at_the_local_hub_and_out_again_while_the_form_is_kept(
+    site: RunningApp, open_page: Any
+) -> None:
     page = open_page(f"{site.url}/job?id=abc")
     page.get_by_role("button", name="Sign in to the local Hub").click()
     page.get_by_role("button", name="Ada (local)").click()
     page.wait_for_url(f"{site.url}/job?id=abc")  # back where the visitor was
     page.get_by_role("button", name="Sign out (ada)").wait_for()
-    form = "base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram"
+    form = "base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ties&also=ram&vary=density:0.2,0.5"
     page.goto(f"{site.url}/merge?{form}", wait_until="domcontentloaded")
     page.locator("#start:not([disabled])").wait_for()  # the Hub's token was accepted
     page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
@@ -102,6 +102,7 @@ def test_a_visitor_signs_in_at_the_local_hub_and_out_again(site: RunningApp, ope
     page.locator("#sign-in").filter(has_text="Sign in").wait_for()
     page.locator("#hint").filter(has_text="The form is kept while you sign in").wait_for()
     page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
+    page.locator("#sweep-told").filter(has_text="Sign in to start them").wait_for()
     assert not page.locator("#start").is_visible()
     page.set_viewport_size({"width": 390, "height": 844})
     start = page.get_by_role("button", name="Sign in to start")
@@ -111,6 +112,10 @@ def test_a_visitor_signs_in_at_the_local_hub_and_out_again(site: RunningApp, ope
     page.locator("#start:not([disabled])").wait_for()
     assert not start.is_visible()
     page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
+    page.get_by_role("button", name="Start 3 merges").wait_for()  # the variants, too, outlive a sign-in
+    assert page.locator("#sweep-values-0 input, #sweep-values-0 textarea").first.input_value() == "0.2,0.5"
+    assert page.locator("#sweep-methods").get_by_text("RAM", exact=True).count() == 1
+    assert "also=ram&vary=density:0.2,0.5" in page.url
 
 
 @pytest.mark.browser
@@ -120,20 +125,6 @@ def test_where_nobody_can_sign_in_the_start_says_so(open_page: Any) -> None:
         page.locator("#hint").filter(has_text="nothing can be started").wait_for()
         assert page.locator("#start").is_disabled()
         assert not page.locator("#start-after").is_visible()
-
-
-@pytest.mark.browser
-def test_the_variants_of_a_form_outlive_a_sign_in(site: RunningApp, open_page: Any) -> None:
-    form = "base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ties"
-    page = open_page(f"{site.url}/merge?{form}&also=ram&vary=density:0.2,0.5")
-    page.locator("#sweep-told").filter(has_text="Sign in to start them").wait_for()
-    page.get_by_role("button", name="Sign in to the local Hub").click()
-    page.get_by_role("button", name="Ada (local)").click()
-    page.locator("#sweep-told").filter(has_text="3 variants, about").wait_for()
-    page.get_by_role("button", name="Start 3 merges").wait_for()
-    assert page.locator("#sweep-values-0 input, #sweep-values-0 textarea").first.input_value() == "0.2,0.5"
-    assert page.locator("#sweep-methods").get_by_text("RAM", exact=True).count() == 1
-    assert "also=ram&vary=density:0.2,0.5" in page.url
 
 
 @pytest.mark.parametrize("more", [0, 1])
@@ -165,21 +156,21 @@ def test_a_browser_that_keeps_no_cookie_is_told_so_and_not_sent_round_for_ever(
     assert '<a href="/activity" target="_blank">' in answer.text
 
 
-def test_the_session_of_a_member_of_many_organisations_is_one_that_a_browser_keeps(tmp_path: Path) -> None:
-    known = default_users()
-    orgs = tuple(Org(name=f"organisation-{k}", members={"ada": "admin"}) for k in range(40))
-    users = tmp_path / "users.json"
-    users.write_text(known.model_copy(update={"orgs": orgs}).model_dump_json(), "utf-8")
-    with LocalHubProcess(tmp_path / "hub", users=users) as hub:
-        app = build_web_app(FakeService(), **signing_in_at(hub))
-        with TestClient(app, base_url="https://127.0.0.1") as client:
-            _, done = sign_in(client, hub, "/activity")
-    assert len(done.headers["set-cookie"]) < 4096
-    session = done.headers["set-cookie"].partition("session=")[2].partition(".")[0]
-    held = json.loads(base64.b64decode(session))["oauth_info"]
-    assert held["userinfo"]["preferred_username"] == "ada"
-    assert held["access_token"].startswith("hf_oauth_")
-    assert held["expires_at"] > time.time()
+def test_the_session_of_a_member_of_many_organisations_is_one_that_a_browser_keeps() -> None:
+    orgs = [{"sub": str(k), "name": f"organisation-{k}", "roleInOrg": "admin"} for k in range(40)]
+    person = {"name": "Ada", "preferred_username": "ada", "profile": "", "picture": "", "orgs": orgs}
+    told = {"access_token": "hf_oauth_x", "scope": "openid", "expires_at": 2e9, "id_token": "x" * 4096}
+
+    async def signs_in(scope: Any, receive: Any, send: Any) -> None:
+        scope["session"]["oauth_info"] = {**told, "userinfo": person}
+        await PlainTextResponse("")(scope, receive, send)
+
+    client = TestClient(SessionMiddleware(SmallSession(signs_in), "a key"))
+    cookie = client.get("/").headers["set-cookie"]
+    assert len(cookie) < 4096
+    held = json.loads(base64.b64decode(cookie.partition("session=")[2].partition(".")[0]))["oauth_info"]
+    kept = {key: told[key] for key in ("access_token", "scope", "expires_at")}
+    assert held == {**kept, "userinfo": {key: person[key] for key in person if key != "orgs"}}
 
 
 def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
@@ -204,9 +195,7 @@ def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
     ("target", "page"),
     [
         ("/diff?base=a/b&agent=c/d", "/diff?base=a/b&agent=c/d"),
-        ("/", "/"),
         ("//evil.example/x", "/x"),
-        ("https://evil.example/x", "/x"),
         ("/\\evil.example", "/evil.example"),
         ("////evil.example", "/evil.example"),
         ("http://[evil.example/x", "/"),
@@ -225,8 +214,15 @@ def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(site: Runnin
     assert "The Hub did not sign you in: &lt;b&gt;x." in other.text
 
 
-@pytest.mark.parametrize("fault", [Status(status=503), Reset(at=0), LostAnswer()], ids=lambda fault: fault.kind)
-@pytest.mark.parametrize("path", ["/.well-known/openid-configuration", "/oauth/token", "/.well-known/jwks.json"])
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("/.well-known/openid-configuration", Status(status=503)),
+        ("/oauth/token", LostAnswer()),
+        ("/.well-known/jwks.json", Reset(at=0)),
+    ],
+    ids=lambda given: getattr(given, "kind", given),
+)
 def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(
     faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, fault: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -276,13 +272,12 @@ def test_who_picks_a_model_that_is_not_shown_is_offered_to_allow_private_ones() 
     assert access_offer(revision, ADA, "https://hub.example") is None
 
 
-@pytest.mark.parametrize("where", ["meta/llama", "meta/llama@main", "sub/config.json in meta/llama@52c47e508600"])
-def test_who_picks_a_gated_model_is_sent_to_its_page_or_to_a_wider_sign_in(where: str) -> None:
-    gated = GatedError("a gated repo", where=where)
-    asked = str(access_offer(gated, ADA, "https://hub.example"))
-    assert 'href="https://hub.example/meta/llama"' in asked
-    earlier = replace(ADA, scopes=frozenset({"openid", "profile", "contribute-repos"}))
-    assert f'href="{sign_in_link("/merge")}"' in str(access_offer(gated, earlier, "https://hub.example"))
+def test_who_picks_a_gated_model_is_sent_to_its_page_or_to_a_wider_sign_in() -> None:
+    for where in ("meta/llama", "meta/llama@main", "sub/config.json in meta/llama@52c47e508600"):
+        gated = GatedError("a gated repo", where=where)
+        assert 'href="https://hub.example/meta/llama"' in str(access_offer(gated, ADA, "https://hub.example"))
+        earlier = replace(ADA, scopes=frozenset({"openid", "profile", "contribute-repos"}))
+        assert f'href="{sign_in_link("/merge")}"' in str(access_offer(gated, earlier, "https://hub.example"))
 
 
 def test_a_sign_in_that_the_hub_takes_no_more_leads_to_another() -> None:

@@ -1,19 +1,22 @@
-"""The site around the pages: each page's own title and picture, and addresses that are none."""
+"""The layers around gradio: what foreign pages may, what is closed and bounded, titles, and addresses that are none."""
 
 from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from pages_fake import FakeService
 from starlette.applications import Starlette
-from starlette.responses import HTMLResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse
 from starlette.testclient import TestClient
 
 from hubmerge.settings import Settings
 from workflows.app.app import build_web_app
-from workflows.app.frame import PAGES
+from workflows.app.frame import PAGES, Page
+from workflows.app.guard import MAX_BODY_BYTES, Guard
 from workflows.app.site import Site, site_routes
 
 BOARDLESS = [p for p in PAGES if p.path != "leaderboard"]
@@ -27,23 +30,23 @@ def site() -> TestClient:
 
 
 def test_an_address_with_a_slash_at_its_end_leads_to_the_page_and_loses_nothing(site: TestClient) -> None:
-    for query in ("", "?base=a/b&agent=c/d&agent=e/f&method=ram", "?base=//evil.example"):
+    for query in ("", "?base=//evil.example&agent=c/d&agent=e/f"):
         answer = site.get(f"/merge/{query}")
         assert (answer.status_code, answer.headers["location"]) == (308, f"/merge{query}")
 
 
 @pytest.mark.parametrize("page", BOARDLESS, ids=lambda page: page.path or "home")
-def test_every_page_says_what_it_is_to_search_engines_and_in_shared_links(site: TestClient, page: object) -> None:
-    answer = site.get(f"/{page.path}")  # type: ignore[attr-defined]
-    assert answer.status_code == site.head(f"/{page.path}").status_code == 200  # type: ignore[attr-defined]
+def test_every_page_says_what_it_is_to_search_engines_and_in_shared_links(site: TestClient, page: Page) -> None:
+    answer = site.get(f"/{page.path}")
+    assert answer.status_code == site.head(f"/{page.path}").status_code == 200
     head, _, rest = answer.text.partition("<script>window.gradio_config = ")
     assert head.count("<title>") == 1
-    for name, value in (("title", page.title), ("description", page.description)):  # type: ignore[attr-defined]
+    for name, value in (("title", page.title), ("description", page.description)):
         assert re.findall(f'<meta property="og:{name}" content="([^"]*)">', head) == [value.replace("'", "&#39;")]
     assert 'property="og:image" content="http://127.0.0.1/social.png"' in head
     assert "gradio" not in re.sub("<style>.*?</style>", "", head, flags=re.DOTALL).lower()
     config = json.loads(rest.partition(";</script>")[0])
-    assert config["title"] == page.title  # type: ignore[attr-defined]
+    assert config["title"] == page.title
     assert len({p.description for p in PAGES}) == len({p.title for p in PAGES}) == len(PAGES)
 
 
@@ -65,7 +68,7 @@ def test_icon_and_picture_are_served_from_here(site: TestClient) -> None:
     assert below.get("/below/favicon.svg").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/nope", "/leaderboard", "/merge/x"])
+@pytest.mark.parametrize("path", ["/nope", "/merge/x"])
 def test_an_address_that_is_none_is_told_on_a_page_and_to_programs_as_json(site: TestClient, path: str) -> None:
     told = site.get(path, headers=BROWSER)
     assert told.status_code == 404
@@ -91,3 +94,52 @@ def test_a_space_names_its_own_host_in_shared_links() -> None:
     text = TestClient(Site(page, pages=PAGES, host="ada-merge.hf.space")).get("/merge").text
     assert 'content="https://ada-merge.hf.space/social.png"' in text
     assert 'content="https://ada-merge.hf.space/merge"' in text
+
+
+# --- the layer before gradio: foreign pages are anonymous, uploads are closed, bodies and frames are bounded
+
+HOST = "127.0.0.1:7860"
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """An app that answers with what it was sent."""
+    request = Request(scope, receive)
+    try:
+        size = len(await request.body())
+    except ClientDisconnect:
+        size = None
+    await JSONResponse({"size": size, **request.headers})(scope, receive, send)
+
+
+GUARDED = TestClient(Guard(echo, hub="https://hub.example", hosts=["ada-merge.hf.space"]), base_url=f"http://{HOST}")
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:7861", "http://127.0.0.1"])
+def test_a_request_from_another_site_loses_its_cookies(origin: str) -> None:
+    answer = GUARDED.get("/", headers={"origin": origin, "cookie": "session=s"})
+    assert answer.status_code == 200
+    assert "cookie" not in answer.json()
+
+
+@pytest.mark.parametrize("origin", [f"http://{HOST}", "https://ada-merge.hf.space", None])
+def test_a_request_of_these_pages_or_of_a_program_keeps_them(origin: str | None) -> None:
+    headers = {"cookie": "session=s"} | ({"origin": origin} if origin else {})
+    assert GUARDED.get("/", headers=headers).json()["cookie"] == "session=s"
+
+
+@pytest.mark.parametrize("path", ["/gradio_api/upload", "/gradio_api/proxy=http://169.254.169.254/", "/monitoring"])
+def test_what_no_page_needs_is_closed(path: str) -> None:
+    answer = GUARDED.get(path)
+    assert (answer.status_code, answer.text) == (404, "not offered here")
+
+
+def test_a_body_above_the_limit_is_refused_whether_its_length_is_stated_or_not() -> None:
+    assert GUARDED.post("/", content=b"x" * MAX_BODY_BYTES).json()["size"] == MAX_BODY_BYTES
+    assert GUARDED.post("/", content=b"x" * (MAX_BODY_BYTES + 1)).status_code == 413
+    parts = [b"x" * MAX_BODY_BYTES, b"x"]
+    assert GUARDED.post("/", content=iter(parts[:1])).json()["size"] == MAX_BODY_BYTES
+    assert GUARDED.post("/", content=iter(parts)).json()["size"] is None
+
+
+def test_only_this_site_and_the_hub_may_frame_it() -> None:
+    assert GUARDED.get("/").headers["content-security-policy"] == "frame-ancestors 'self' https://hub.example"

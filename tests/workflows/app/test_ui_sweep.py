@@ -23,19 +23,16 @@ def variants(*values: Any, **recipe: Any) -> list[tuple[str, Any]]:
     return list(sweep_from_dict(sweep_of({**RECIPE, **recipe}, *values)).variants)
 
 
-def test_values_of_two_settings_make_every_combination() -> None:
+def test_values_of_two_settings_make_every_combination_beside_other_methods() -> None:
     found = variants([], [("density", "0.2, 0.5"), ("lambda", "0.5; 1.0")], seed=3, dtype="float16")
-    assert [dict(r.parameters) for _, r in found] == [
-        {**dict(found[0][1].parameters), "density": density, "lambda": scale}
-        for density in (0.2, 0.5)
-        for scale in (0.5, 1.0)
-    ]
+    told = [(r.parameters["density"], r.parameters["lambda"]) for _, r in found]
+    assert told == [(0.2, 0.5), (0.2, 1.0), (0.5, 0.5), (0.5, 1.0)]
     assert {(r.method, r.seed, r.dtype) for _, r in found} == {("ties", 3, "float16")}
     assert [agent.weight for agent in found[0][1].agents] == [1, 0.5]
-
-
-def test_other_methods_stand_beside_the_form_s_own_once() -> None:
     assert [r.method for _, r in variants(["linear", "ties", "ram_plus"], [("", "")])] == ["ties", "linear", "ram_plus"]
+    usual = {field.name: field.default for field in fields_of(registry()["ties"])}
+    named = [name for name, _ in variants([], [("density", "0.2")], parameters=usual)]
+    assert named == ["ties_density-0.2"]  # by what differs from the usual
 
 
 def test_a_setting_that_differs_over_the_layers_is_one_variant() -> None:
@@ -45,14 +42,7 @@ def test_a_setting_that_differs_over_the_layers_is_one_variant() -> None:
     assert len(variants([], [("density", "0.2 0.2, 0.5")])) == 2  # and what is given twice counts once
 
 
-def test_a_variant_is_named_by_what_differs_from_the_usual() -> None:
-    usual = {field.name: field.default for field in fields_of(registry()["ties"])}
-    assert [name for name, _ in variants([], [("density", "0.2")], parameters=usual)] == ["ties_density-0.2"]
-
-
-@pytest.mark.parametrize(
-    ("text", "told"), [*((text, r"such as 0\.2, 0\.5") for text in ("[", "0.2, }", "{a: ")), ("0.2, 7", "density")]
-)
+@pytest.mark.parametrize(("text", "told"), [("0.2, }", r"such as 0\.2, 0\.5"), ("0.2, 7", "density")])
 def test_values_that_cannot_be_read_or_that_the_setting_cannot_have_are_refused(text: str, told: str) -> None:
     with pytest.raises(RecipeError, match=told):
         variants([], [("density", text)])
@@ -85,13 +75,11 @@ def test_an_address_without_variants_takes_away_nothing_that_was_chosen_meanwhil
 
 def test_the_number_of_variants_their_names_and_their_time_are_told() -> None:
     panel = str(counted_panel([f"ties_density-0.{k}" for k in range(15)], 130, signed_in=False))
-    assert "15 variants, about 2 min" in panel
-    assert "<li>TIES, density 0.0</li>" in panel
-    assert "and 3 more" in panel
-    assert "Sign in to start them" in panel
+    for told in ("15 variants, about 2 min", "<li>TIES, density 0.0</li>", "and 3 more", "Sign in to start them"):
+        assert told in panel
     signs = [name for name, _ in variants([], [("lambda", "-0.5, 0.5")])]
-    named = counted_panel(["ram_scope-tensor", "ram_plus", "ram_plus_r-0.2", *signs], 9, signed_in=True)
-    for told in ("RAM, scope tensor", "RAM+", "RAM+, r 0.2", "TIES, lambda -0.5", "TIES, lambda 0.5"):
+    named = counted_panel(["ram_scope-tensor", "ram_plus_r-0.2", *signs], 9, signed_in=True)
+    for told in ("RAM, scope tensor", "RAM+, r 0.2", "TIES, lambda -0.5", "TIES, lambda 0.5"):
         assert f"<li>{told}</li>" in named
     assert "one variant alone" in counted_panel(["ties"], 1, signed_in=True)
 
@@ -102,7 +90,6 @@ def test_how_many_of_the_variants_start_now_is_said_where_the_limit_of_a_user_do
     def told(limit: int, under_way: int) -> str:
         return str(counted_panel(names, 130, signed_in=True, limit=limit, under_way=under_way))
 
-    assert "may have 5 jobs waiting or running: only 5 of these can start now, the others later." in told(5, 0)
     assert "5 jobs waiting or running, and you have 3: only 2 of these can start now" in told(5, 3)
     assert "and you have 6: none of these can start now" in told(5, 6)
     assert "can start now" not in told(8, 0)
@@ -143,10 +130,7 @@ def test_variants_are_counted_kept_in_the_address_and_started(site: Site) -> Non
     values.focus()
     page.keyboard.press("Enter")
     page.locator("#sweep-told").filter(has_text="2 variants, about").wait_for()
-    assert "primary" in page.locator("#sweep-start").get_attribute("class")
-    single = page.get_by_role("button", name="Start one merge")
-    assert "primary" not in single.get_attribute("class")  # one button stands out
-    assert single.is_enabled()
+    assert page.get_by_role("button", name="Start one merge").is_enabled()
     page.get_by_role("button", name="Start 2 merges").click()
     page.locator("#sweep-started").filter(has_text="2 merges started").wait_for()
     assert [request.target for request, _ in site.service.requests] == [
