@@ -113,15 +113,10 @@ class ScriptedHub:
                 item["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 130}
             siblings.append(item)
         return {
-            "_id": "0" * 24,
             "id": self.repo,
             "sha": self.sha,
             "private": False,
             "gated": False,
-            "disabled": False,
-            "downloads": 0,
-            "likes": 0,
-            "tags": [],
             "cardData": self.card,
             "siblings": siblings,
         }

@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -156,20 +154,12 @@ class Patience:
 
 
 def asked_pause_s(headers: Mapping[str, str]) -> float | None:
-    """The pause in seconds that an answer asks for: `Retry-After` (seconds or a date), else `RateLimit`."""
+    """The pause in seconds that an answer asks for: `Retry-After` in seconds, as the Hub has it, else `RateLimit`."""
     from huggingface_hub.utils._http import parse_ratelimit_headers
 
     value = headers.get("retry-after", "").strip()
     if value.isdecimal() and len(value) < 10:
         return float(value)
-    if value:
-        try:
-            date = parsedate_to_datetime(value)
-            if date.tzinfo is None:  # HTTP's dates are of UTC, also in the form of C's asctime, which does not say it
-                date = date.replace(tzinfo=UTC)
-            return max(0.0, (date - datetime.now(UTC)).total_seconds())
-        except (ValueError, OverflowError):
-            pass
     try:
         limit = parse_ratelimit_headers(headers)
         return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None

@@ -63,10 +63,6 @@ class BreakableFile(io.BufferedReader):
         self._check(self.tell())
         return super().read(size)
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        self._check(self.tell())
-        return super().seek(offset, whence)
-
 
 class _At(NamedTuple):
     """A file at a commit."""

@@ -375,10 +375,8 @@ def _left_out(base: Model, taken: set[str], *, own_tokenizer: bool) -> str:
     for why in (*_REASONS, _OTHER_TOKENIZER, _UNKNOWN):
         # files of one folder as the folder
         names = list(dict.fromkeys(f"{p.partition('/')[0]}/" if "/" in p else p for p in groups.get(why, ())))
-        if len(names) > 5:
-            names[3:] = [f"{names[3]} and {len(names) - 4} more"]
         if names:
-            said.append(f"{', '.join(names)} ({why})")
+            said.append(f"{named(names)} ({why})")
     return f"{base.ref.id}: left out: {'; '.join(said)}" if said else ""
 
 

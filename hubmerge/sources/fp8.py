@@ -33,7 +33,6 @@ def with_scales(model: Model) -> View:
     """The model with every fp8 tensor times its scale. A tensor without a fitting scale is left as it is."""
     tensors = dict(model.tensors)
     strange: list[str] = []
-    unused: list[str] = []
     for name, tensor in model.tensors.items():
         if tensor.entry.dtype not in FP8:
             continue
@@ -50,10 +49,7 @@ def with_scales(model: Model) -> View:
         tensors[name] = ScaledTensor.of(tensor, scale, block)
         del tensors[scales[0]]
         for end in _ACTIVATIONS:
-            other = name.removesuffix("weight") + end
-            if other in tensors:
-                del tensors[other]
-                unused.append(other)
+            tensors.pop(name.removesuffix("weight") + end, None)
     problems = []
     if strange:
         problems.append(
@@ -71,11 +67,8 @@ def with_scales(model: Model) -> View:
     for key in _CONFIGS:
         if _is_plain_fp8(config.get(key)):
             del config[key]
-    warnings = []
-    if unused:
-        warnings.append(f"{model.ref.id}: scales of activations are left out: {named(unused)}")
     seen = replace(model, tensors=MappingProxyType(tensors), config=MappingProxyType(config))
-    return View(seen, tuple(problems), tuple(warnings))
+    return View(seen, tuple(problems))
 
 
 def _block(tensor: StoredTensor, scale: StoredTensor, config: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -1,21 +1,20 @@
 """Generated models of published shapes, which take no disk: to measure memory, speed and the plan at any size.
 
-    synthetic:llama-70b                                     a base
-    synthetic:llama-70b?agent=2&density=0.1&overlap=0.2     the agent number 2 on it
-    …&seed=1&layers=1                                       other weights; only the first layer of all
-    synthetic:?layers=2&hidden=64&vocabulary=512            a shape of one's own; also intermediate, heads,
-                                                            key_value_heads, experts, tied (0 or 1)
+    synthetic:llama-70b                         a base
+    synthetic:llama-70b?agent=2&density=0.1     the agent number 2 on it
+    …&seed=1&layers=1                           other weights; only the first layer of all
 
 An agent changes the share `density` of its elements by an update of log-normal magnitude (median 5e-4, σ = 1) and
-random sign; the share `overlap` of them is changed by every agent, the others lie apart from those of up to eight
-agents as long as their densities leave room. Weights are normal (σ = 0.02), bf16 throughout.
+random sign; a fifth of them is changed by every agent, the others lie apart from those of up to eight agents as long as
+their densities leave room. Weights are normal (σ = 0.02), bf16 throughout.
 
 Values repeat in a tile of TILE elements, a prime, so that no chunk size falls in step with it; a tensor enters the
 tile at an offset of its own. A read is then a copy out of memory, as it is out of the page cache, and measures the
 merge, not a generator; a tile costs 2 MB per model. An element is a function of (seed, agent, tensor, index) alone.
 
 A shape's tensors stand in the order of the layers; a mixture of experts has one tensor per expert and projection, as
-transformers stores them. Parameter counts of published shapes are those that the model cards state.
+transformers stores them. Parameter counts of published shapes are those that the model cards state; `short` is none,
+and has many short tensors.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ SHARD = "model.safetensors"
 _WEIGHT_SIGMA = 0.02
 _UPDATE_MEDIAN, _UPDATE_SIGMA = 5e-4, 1.0
 _SMALLEST_UPDATE = 2e-5  # twice what counts as one
+_OVERLAP = 0.2  # of what an agent changes, the share that all do
 _QUANTILES = 4096
 _PIECE = 64 * 1024  # elements
 _GOLDEN = 0.6180339887498949  # its multiples spread the agents' own places over the tile
@@ -141,33 +141,24 @@ SHAPES: Mapping[str, DecoderShape] = MappingProxyType(
         "qwen2.5-0.5b": DecoderShape("qwen2", 24, 896, 4864, 14, 2, 151_936, head_width=64, tied=True),
         "qwen2.5-1.5b": DecoderShape("qwen2", 28, 1536, 8960, 12, 2, 151_936, tied=True),
         "qwen2.5-7b": DecoderShape("qwen2", 28, 3584, 18_944, 28, 4, 152_064),
-        "qwen2.5-14b": DecoderShape("qwen2", 48, 5120, 13_824, 40, 8, 152_064),
-        "qwen2.5-32b": DecoderShape("qwen2", 64, 5120, 27_648, 40, 8, 152_064),
         "llama-70b": DecoderShape("llama", 80, 8192, 28_672, 64, 8, 128_256),
         "llama-405b": DecoderShape("llama", 126, 16_384, 53_248, 128, 8, 128_256),
         "mixtral-8x7b": DecoderShape("mixtral", 32, 4096, 14_336, 32, 8, 32_000, experts=8),
         "qwen3-30b-a3b": DecoderShape("qwen3_moe", 48, 2048, 768, 32, 4, 151_936, experts=128),
+        "short": DecoderShape("llama", 60, 64, 256, 1, 1, 512, head_width=64),
     }
 )
-
-OWN_SHAPE = ("layers", "hidden", "vocabulary", "intermediate", "heads", "key_value_heads", "experts", "tied")
-_MOST_TENSORS, _MOST_PARAMETERS = 200_000, 10**13  # more than any published model has; a header must hold the names
 
 
 @dataclass(frozen=True)
 class Spec:
     """The parts of a synthetic model's name."""
 
-    shape: str | DecoderShape  # a published one's name, or one's own
+    shape: str
     agent: int = 0  # 0: the base
     density: float = 0.0
-    overlap: float = 0.2
     seed: int = 0
     layers: int = 0  # 0: all
-
-    @property
-    def decoder(self) -> DecoderShape:
-        return SHAPES[self.shape] if isinstance(self.shape, str) else self.shape
 
 
 @dataclass(frozen=True)
@@ -190,11 +181,9 @@ class SyntheticTensor(StoredTensor):
 def parse_spec(name: str) -> Spec:
     """RecipeError names what is wrong."""
     shape, _, query = name.removeprefix(SYNTHETIC).partition("?")
-    if shape not in SHAPES and not (query and not shape):
-        own = "?layers=…&hidden=…&vocabulary=…"
-        raise _wrong(name, "no such shape", f"{', '.join(SHAPES)}, or {own}", shape)
-    known = {"agent": int, "density": float, "overlap": float, "seed": int, "layers": int}
-    known |= {} if shape else dict.fromkeys(OWN_SHAPE, int)
+    if shape not in SHAPES:
+        raise _wrong(name, "no such shape", ", ".join(SHAPES), shape)
+    known = {"agent": int, "density": float, "seed": int, "layers": int}
     values: dict[str, int | float] = {}
     for key, text in parse_qsl(query, keep_blank_values=True):
         kind = known.get(key)
@@ -206,45 +195,22 @@ def parse_spec(name: str) -> Spec:
             raise _wrong(name, f"{key} is no number", kind.__name__, text) from None
     if ("agent" in values) != ("density" in values):
         raise _wrong(name, "an agent needs its number and its density", "agent=1&density=0.1", query)
-    made = None if shape else _own(name, {key: int(values.pop(key)) for key in OWN_SHAPE if key in values})
-    spec = Spec(made or shape, **values)  # type: ignore[arg-type]
-    if not (spec.agent >= 0 and 0 <= spec.density <= 1 and 0 <= spec.overlap <= 1 and spec.layers >= 0):
-        raise _wrong(name, "an option out of its range", "density and overlap from 0 to 1, the others ≥ 0", query)
+    spec = Spec(shape, **values)  # type: ignore[arg-type]
+    if not (spec.agent >= 0 and 0 <= spec.density <= 1 and spec.layers >= 0):
+        raise _wrong(name, "an option out of its range", "density from 0 to 1, the others ≥ 0", query)
     return spec
-
-
-def _own(name: str, numbers: Mapping[str, int]) -> DecoderShape:
-    """A Llama, or with `experts` a Mixtral, of these numbers; a number of 0 follows from the others."""
-    given = {**dict.fromkeys(OWN_SHAPE, 0), **numbers}
-    experts, tied = given.pop("experts"), given.pop("tied")
-    given["intermediate"] = given["intermediate"] or 4 * given["hidden"]
-    given["heads"] = given["heads"] or max(1, given["hidden"] // 128)
-    given["key_value_heads"] = given["key_value_heads"] or given["heads"]
-    if min(given.values()) >= 1 and experts >= 0 and tied in (0, 1):
-        divided = given["hidden"] % given["heads"] == 0 == given["heads"] % given["key_value_heads"]
-        if divided and given["layers"] * (9 + 3 * experts) <= _MOST_TENSORS:
-            family: Family = "mixtral" if experts else "llama"
-            width = given["hidden"] // given["heads"]
-            shape = DecoderShape(family, **given, head_width=width, tied=bool(tied), experts=experts)
-            if shape.parameters <= _MOST_PARAMETERS:
-                return shape
-    possible = (
-        "layers, hidden and vocabulary of at least 1, heads that divide hidden, key_value_heads that divide heads, "
-        f"at most {_MOST_TENSORS} tensors and {_MOST_PARAMETERS} parameters"
-    )
-    raise _wrong(name, "a shape that cannot be", possible, name.partition("?")[2])
 
 
 def open_synthetic(name: str) -> Model:
     """The model of a name such as `synthetic:qwen2.5-7b?agent=1&density=0.1`."""
     spec = parse_spec(name)
-    layers = spec.layers or None
-    shapes = dict(spec.decoder.tensors(layers))
+    shape, layers = SHAPES[spec.shape], spec.layers or None
+    shapes = dict(shape.tensors(layers))
     _, ranges = serialize_header([(n, "BF16", shape) for n, shape in shapes.items()], {})
     entries = [TensorEntry(n, "BF16", shape, *ranges[n]) for n, shape in shapes.items()]
     return Model(
         ModelRef("synthetic", name, hashlib.sha256(repr(spec).encode()).hexdigest()[:40]),
-        MappingProxyType(spec.decoder.config(layers)),
+        MappingProxyType(shape.config(layers)),
         {SHARD: FileInfo(SHARD, entries[-1].end)},
         MappingProxyType({e.name: SyntheticTensor(SHARD, e, spec) for e in entries}),
         "apache-2.0",
@@ -285,9 +251,7 @@ def _piece(spec: Spec, start: int, count: int) -> NDArray[np.uint16]:
 def _active(spec: Spec, start: int, count: int) -> NDArray[np.bool_]:
     """[count] where the agent changes the base: the places of all agents first, then an arc of its own of the rest."""
     place = uniform(make_key(spec.seed, "active"), start, count).astype(np.float64)
-    common = spec.overlap * spec.density
-    if common == 1:
-        return np.ones(count, dtype=bool)
+    common = _OVERLAP * spec.density
     around = (place - common) / (1 - common) - (spec.agent - 1) * _GOLDEN
     own = around - np.floor(around) < (spec.density - common) / (1 - common)
     return np.where(place < common, True, own)

