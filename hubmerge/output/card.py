@@ -349,8 +349,9 @@ _PACKAGES = ("hubmerge", "huggingface_hub", "numpy", "torch")  # written as they
 
 
 def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows (name, value) on what the inputs' cache fetched, in words."""
-    get = fetch.get
+    """Rows (name, value) on what the inputs' cache fetched, in words; values that are no numbers are left out."""
+    numbers = {k: v for k, v in fetch.items() if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63}
+    get = numbers.get
 
     def shards_of(key: str) -> str:
         return f"{(count := get(key, 0)):,} shard{'' if count == 1 else 's'}"
@@ -362,10 +363,10 @@ def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
     if ranged := get("ranged_shards"):
         fetched.append(f"{ranged:,} more by ranges ({size(get('range_bytes', 0))})")
     rows = [("Fetched", ", ".join(fetched)), ("Found on disk", f"{shards_of('hits')} of an earlier pass or run")]
-    if "high_water_bytes" in fetch:
-        room = f", of {size(fetch['budget_bytes'])} that they could take" if "budget_bytes" in fetch else ""
+    if "high_water_bytes" in numbers:
+        room = f", of {size(numbers['budget_bytes'])} that they could take" if "budget_bytes" in numbers else ""
         where = f" in the largest of {processes:,} processes" if processes > 1 else ""
-        rows.append(("Inputs on disk", f"{size(fetch['high_water_bytes'])} at their peak{where}{room}"))
+        rows.append(("Inputs on disk", f"{size(numbers['high_water_bytes'])} at their peak{where}{room}"))
     return rows
 
 

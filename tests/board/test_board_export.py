@@ -16,6 +16,8 @@ from hubmerge.board.export import board_json, suite_csv
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
 from hubmerge.board.values import Flag
+from hubmerge.output.card_scores import scores_view
+from workflows.app.model_panels import score_sections
 
 FORMULAS = ("=HYPERLINK(1)", "@SUM(A1)", "\n=1", "  -1", "＝1")
 
@@ -142,3 +144,11 @@ def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, done: Don
     out = done("leaderboard", "--results", written(tmp_path, result("org/a", "b", {"domain\x9b2J": 0.5}))).out
     assert not {"\x1b", "\x9b"} & {*out}
     assert "domain\\x9b2J" in out
+
+
+def test_prompts_that_were_cut_are_told_on_page_and_card() -> None:
+    cut = result("org/short", "1", [task("a", "math", 0.5, truncated=3), task("b", "math", 0.5)])
+    [suite] = build_board([cut]).suites
+    assert str(score_sections([(suite, suite.rows[0])], "https://huggingface.co")).count("100, 3 cut") == 1
+    lines = scores_view([t.model_dump() for t in cut.tasks], [])["lines"]
+    assert ["3 prompts cut" in line[2][0] for line in lines] == [True, False]

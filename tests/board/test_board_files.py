@@ -41,20 +41,28 @@ ROWS = {
     "NaN": scored().replace(b'"value": 0.5', b'"value": NaN'),
     "true as a number": scored(value=True),
     "above its maximum": scored(value=1.01),
+    "below zero": scored(value=-0.01),
     "no samples": scored(samples=0),
     "infinitely many samples": scored(samples="@").replace(b'"@"', b"1e400"),
     "more prompts cut than asked": scored(truncated=101),
+    "a negative number of prompts cut": scored(truncated=-1),
     "samples of 5000 digits": scored(samples="@").replace(b'"@"', b"9" * 5000),
     "more samples than a dataset has": scored(samples=10**18),
     "shots beyond 64 bits": scored(few_shot=2**63),
+    "a version beyond 64 bits": scored(task_version=2**63),
     "elements beyond 64 bits": facts(parameters=2**63),
+    "bytes beyond 64 bits": facts(size_bytes=2**70),
     "a scale beyond reason": facts(effective_scales=[1e308]),
+    "a weight beyond reason": facts(parents=[{"role": "base", "id": "o/b", "sha": "", "weight": 1e308}]),
     "parameters with NaN": facts(method_parameters={"a": "@"}).replace(b'"@"', b"NaN"),
+    "parameters with infinity": facts(method_parameters={"a": ["@"]}).replace(b'"@"', b"1e999"),
+    "parameters that turn text round": facts(method_parameters={"a": "\u202egnp"}),
     "parameters beyond 64 bits": facts(method_parameters={"a": 2**63}),
     "parameters with half a character": facts(method_parameters={"\ud800": 1}),
     "parameters without end": facts(method_parameters={"a": list(range(600))}),
     "parameters nested deeply": facts(method_parameters={"a": "@"}).replace(b'"@"', b"[" * 900 + b"]" * 900),
     "a seed beyond 64 bits": hostile(environment={**ENVIRONMENT, "seed": 2**63}),
+    "a time beyond reason": hostile(environment={**ENVIRONMENT, "seconds": 1e300}),
     "a foreign field": hostile(extra=1),
     "another sha": hostile(sha=sha("8")),
     "no sha": hostile(sha="main"),
@@ -83,7 +91,7 @@ def test_flags_are_read_one_by_one() -> None:
         {"kind": "withdrawn", "model": "org/base", "sha": sha("b")},
         {"kind": "loved", "model": "org/base"},
         {"kind": "withdrawn", "model": "<b>"},
-        {"kind": "withdrawn", "model": "org/base", "sha": "b" * 7},
+        *({"kind": "withdrawn", "model": "org/base", "sha": odd} for odd in (5, "b" * 7)),
         {"kind": "withdrawn", "model": "org/base", "more": 1},
         "withdrawn",
     ]
@@ -91,7 +99,7 @@ def test_flags_are_read_one_by_one() -> None:
     read = parse_files([("flags.json", json.dumps({"flags": [*entries, *half]}).encode())])
     told = Flag("contaminated", "org/math", None, "leaked =1+1\n  [2J")
     assert read.flags == (told, Flag("withdrawn", "org/base", sha("b")))
-    assert [r.where for r in read.refused] == [f"flags.json, entry {k}" for k in range(3, 10)]
+    assert [r.where for r in read.refused] == [f"flags.json, entry {k}" for k in range(3, 11)]
 
 
 BROKEN = (

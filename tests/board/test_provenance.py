@@ -86,6 +86,13 @@ def test_a_community_result_of_a_signed_model_is_left_out_at_any_commit(letter: 
     assert board(forged, *own()).suites == board(*own()).suites
 
 
+def test_a_community_result_of_a_signed_commit_takes_no_place_on_the_combined_board() -> None:
+    one, two = (signed(result("org/a", "1", {suite: 0.5}, suite=suite), SEED, "bot") for suite in ("math", "code"))
+    tool = signed(result("org/b", "3", {"tool": 0.5}, suite="tool"), SEED, "bot")
+    lie = result("org/a", "1", {"tool": 0.0}, suite="tool", created=LATER)
+    assert rows(board(one, two, tool, lie), "domains") == rows(board(one, two, tool), "domains")
+
+
 def test_a_community_score_of_a_parent_makes_no_signed_merge_look_good() -> None:
     base, math, code, merge = own()
     found = rows(board(base, strange("org/math", "c", 0.0), code, merge))

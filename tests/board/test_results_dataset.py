@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,6 +12,7 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from board_helpers import HOSTILE, KEY, SEED, TRUSTED, family, result, strange
 from datasets_by_hand import publish
 from huggingface_hub import HfApi
@@ -20,6 +22,7 @@ from hubmerge.board.parquet import read_results_parquet, results_parquet
 from hubmerge.board.results_dataset import (
     BOARD_TABLE,
     CARD,
+    CONFIGS,
     RESULTS_TABLE,
     ResultsDataset,
     details_folder,
@@ -35,6 +38,7 @@ from hubmerge.hub.names import blob_id
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "leaderboard.md"
 NAMES = iter(range(1000))
 TRUST = Trust(TRUSTED)
 READER = """
@@ -252,12 +256,14 @@ def test_a_table_of_kilobytes_that_says_the_same_again_and_again_is_not_unpacked
         read_results_parquet(results_parquet(few), 55)
 
 
-def test_a_card_that_somebody_edited_is_kept(dataset: Kept) -> None:
+def test_a_card_that_somebody_edited_is_kept_and_the_docs_say_what_it_needs(dataset: Kept) -> None:
     dataset.publish(family()[0])
     card = b"---\nlicense: mit\n---\n# Mine\n"
     dataset.add({CARD: card})
     dataset.publish(family()[1])
     assert dataset.content(CARD) == card
+    told = re.findall("```yaml\n(configs:.*?)```", DOCS.read_text(), re.DOTALL)
+    assert [yaml.safe_load(text) for text in told] == [{"configs": list(CONFIGS)}]
 
 
 # --- whose results are believed --------------------------------------------------------------------------

@@ -193,6 +193,14 @@ def test_infinity_absent_values_and_empty_regions_render() -> None:
     assert not re.search("Layer by layer|is kept at", card)
 
 
+@pytest.mark.parametrize("value", ["<b>x</b>", -1, 10**400, True])
+def test_fetch_figures_that_are_no_numbers_do_no_harm(value: Any) -> None:
+    fetch = report_data()["environment"]["fetch"]
+    card = render_card(report(environment={"fetch": dict.fromkeys((*fetch, "|"), value)}))
+    assert "| Fetched | 0 B, 0 shards whole |" in card
+    assert "Inputs on disk" not in card
+
+
 def test_the_prompts_of_the_scores_stand_with_the_snippet_alike_ones_once() -> None:
     asked = {"metric": "m", "value": 0.5, "chat": False}
     rows = [

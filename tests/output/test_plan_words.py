@@ -15,9 +15,6 @@ from hubmerge.output.plan_words import LABELS, cost_of, fit_of, plan_summary
 from hubmerge.plan.plan import Plan
 from workflows.app.panels import plan_panel
 
-# of the summary: what stands in the row of another key, in the table of models, or in lists of its own
-
-
 KEYS = {
     "method", "base", "agents", "kinds", "architecture", "parameters", "tensors", "dtype", "rounding", "shards",
     "output_bytes", "companion_bytes", "input_bytes", "download_bytes", "disk_least_bytes", "disk_most_bytes",
