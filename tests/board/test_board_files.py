@@ -65,6 +65,8 @@ ROWS = {
     "a time beyond reason": hostile(environment={**ENVIRONMENT, "seconds": 1e300}),
     "a foreign field": hostile(extra=1),
     "another sha": hostile(sha=sha("8")),
+    "another model": hostile(model="org/base"),
+    "another suite": hostile(suite="other"),
     "no sha": hostile(sha="main"),
     "scores of a failed run": hostile(status="failed", error={"code": "E", "message": "m"}),
     "done without scores": hostile(tasks=[]),
