@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ from board_helpers import (
     task,
     written,
 )
-from processes import Done
+from processes import Done, Refused
 
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.trust import Trust, keys_file, named_keys, parse_keys
 from hubmerge.board.values import Board, Flag
-from hubmerge.errors import ResultError, SettingsError
+from hubmerge.errors import DiskError, ResultError, SettingsError
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.signing import provenance, public_key, signed
 from hubmerge.settings import Settings
@@ -187,6 +188,18 @@ def test_a_row_that_another_key_signed_is_the_communitys_whatever_it_says() -> N
     assert provenance(claims, TRUSTED) == "forged"
 
 
+def test_without_cryptography_signed_rows_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    folder = written(tmp_path, *own(), keys=keys_file([KEY]))
+    for name in [n for n in sys.modules if n.split(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    said = refused("leaderboard", "--results", folder)
+    assert "the check of a signature needs packages that are not installed" in said
+    assert "hubmerge[eval]" in said
+
+
 def test_the_command_line_shows_who_ran_a_row_of_a_copied_dataset(tmp_path: Path, done: Done) -> None:
     folder = written(tmp_path, *own(), strange("evil/x"), keys=keys_file([KEY]))
     told = [line.split() for line in done("leaderboard", "--results", folder).out.splitlines() if "@" in line]
@@ -245,6 +258,14 @@ def test_a_file_of_keys_that_is_none_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="key"):
         parse_keys(data)
     assert parse_keys(keys_file([KEY])) == (KEY,)
+
+
+def test_keys_that_cannot_be_kept_or_read_are_an_error_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "x.json").mkdir()
+    for pins in (tmp_path / "file" / "x.json", tmp_path / "x.json"):
+        with pytest.raises(DiskError, match=str(pins)):
+            Trust(pins=pins).of((KEY,))
 
 
 def test_a_damaged_file_of_pinned_keys_is_named_and_nothing_is_believed_in_its_place(tmp_path: Path) -> None:

@@ -68,17 +68,20 @@ def test_a_file_that_cannot_be_checked_is_left_out_with_a_note(tmp_path: Path, c
 def test_the_licenses_of_all_parents_are_kept(tmp_path: Path):
     files, notes = companions(
         tmp_path,
-        base_files={"LICENSE": b"base", "NOTICE.txt": b"base notice"},
-        agent_files={"LICENSE": b"agent", "USE_POLICY.md": b"policy"},
+        base_files={"LICENSE": b"base", "NOTICE.txt": b"base notice", "LICENSE-MODEL.md": b"model"},
+        agent_files={"LICENSE": b"agent", "USE_POLICY.md": b"policy", "MODEL_LICENSE": b"weights"},
     )
     found = {n: c for n, c in files.items() if "LICEN" in n or "NOTICE" in n or "POLICY" in n}
     assert found == {
         "LICENSE": b"base",
         "NOTICE.txt": b"base notice",
+        "LICENSE-MODEL.md": b"model",
         "licenses/a/LICENSE": b"agent",
         "licenses/a/USE_POLICY.md": b"policy",
         "licenses/b/LICENSE": b"agent",
         "licenses/b/USE_POLICY.md": b"policy",
+        "licenses/a/MODEL_LICENSE": b"weights",
+        "licenses/b/MODEL_LICENSE": b"weights",
     }
     assert notes == []
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from svg_reading import SVG, parsed
 from hubmerge.cli.main import main
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import StreamOptions
-from hubmerge.errors import HubmergeError, IncompatibleError, NonFiniteError, RecipeError
+from hubmerge.errors import CorruptError, HubmergeError, IncompatibleError, NonFiniteError, RecipeError
 from hubmerge.output.diff import Change, Diff, comparison_recipe, measure, open_comparison
 from hubmerge.output.diff_figure import draw
 from hubmerge.output.diff_words import NOTHING_CHANGED, in_words, verdict
@@ -334,6 +335,12 @@ def test_a_figure_that_cannot_be_written_is_said_before_weights_are_read(
         code = error.code
     assert code
     assert words in capsys.readouterr().err
+
+
+def test_a_comparison_that_fails_leaves_no_empty_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubmerge.cli.diff.measure", Mock(side_effect=CorruptError("cut off")))
+    assert main(["diff", str(ZOO / "base"), str(ZOO / "math"), "--figure", str(tmp_path / "change.svg")]) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_difference_is_told_first_in_one_sentence(example: Diff) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,10 +28,8 @@ def job(local_hub: LocalHubProcess, tmp_path: Path, name: str) -> Publication:
 
 
 def test_everything_goes_up_in_one_public_commit_which_publishing_again_finds(job: Publication):
-    noting, whole = Watching(), sum(shard.size for shard in job.stated)
-    done = job.publish(observer=noting)
+    done = job.publish()
     assert done == Published(job.name, job.head(), f"{job.hub.endpoint}/{job.name}")
-    assert [t for t in noting.told if t[0] == "verify"] == [("verify", d, whole) for d in (job.stated[0].size, whole)]
     assert job.is_whole_in_one_commit()
     assert not job.api.model_info(job.name).private
     assert job.publish() == done
@@ -110,8 +109,13 @@ def test_other_files_another_merge_or_a_broken_manifest_are_refused_and_untouche
     assert (job.head(), job.hub.commits) == (head, 0)
 
 
-def test_a_private_merge_is_made_in_a_private_repo_which_stays_private(job: Publication):
-    done = job.publish(private=True)
+@pytest.mark.parametrize("there_before", [False, True])
+def test_a_private_merge_is_made_in_a_private_repo_and_a_private_repo_stays_private(
+    job: Publication, there_before: bool
+):
+    if there_before:
+        job.api.create_repo(job.name, private=True)
+    done = job.publish(private=not there_before)
     assert job.publish(private=False) == done
     assert job.api.model_info(job.name).private
 
@@ -175,6 +179,34 @@ def test_a_token_that_may_only_read_is_refused_also_where_the_repo_is_there(
 def test_a_target_that_is_no_repo_name_is_refused(job: Publication, target: str):
     with pytest.raises(RecipeError, match="not a repo's name"):
         job.publish(name=target)
+
+
+def test_a_repo_deleted_in_the_middle_is_not_made_anew(job: Publication):
+    def delete() -> None:
+        job.api.delete_repo(job.name)
+        raise TransientHubError("503")
+
+    job.hub.before_commit = delete
+    with pytest.raises(TransientHubError):
+        job.publish()
+    assert job.hub.commits == 1
+    assert not job.api.repo_exists(job.name)
+
+
+def test_the_progress_of_every_shard_follows_the_shards_before_it(job: Publication, monkeypatch: pytest.MonkeyPatch):
+    noting, preupload = Watching(), job.hub.preupload
+
+    def halfway(repo: str, path: Path, file: str, *, sha256: str | None, sent: Callable[[int], None]) -> Any:
+        assert sha256 == {s.name: s.sha256 for s in job.stated}[file], "a file that was verified is not hashed again"
+        sent(2500)
+        return preupload(repo, path, file, sha256=sha256)
+
+    monkeypatch.setattr(job.hub, "preupload", halfway)
+    job.publish(observer=noting)
+    first, whole = job.stated[0].size, sum(s.size for s in job.stated)
+    expected = [("verify", first), ("verify", whole)]
+    expected += [("publish", 2500), ("publish", first), ("publish", first + 2500), ("publish", whole)]
+    assert noting.told == [*((stage, done, whole) for stage, done in expected), ("commit", 0, 0)]
 
 
 def test_a_shard_that_is_not_what_its_manifest_says_is_refused_before_the_repo_is_made(job: Publication):
