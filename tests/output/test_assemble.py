@@ -55,6 +55,16 @@ def test_left_out_keys_stand_in_the_plans_warnings(tmp_path: Path):
     assert notes == []
 
 
+def test_half_a_character_in_a_label_is_written_as_it_was_read(tmp_path: Path):
+    config = {**llama_config(BASE), "id2label": {"0": "\ud800"}, "label2id": {"\ud800\\": 0}}
+    more = {"tokenizer_config.json": b'{"pad_token": "\\udfff", "auto_map": {"AutoTokenizer": "x--y.Z"}}'}
+    files, notes = companions(tmp_path, config=config, base_files=more)
+    written = json.loads(files["config.json"])
+    assert (written["id2label"], written["label2id"]) == (config["id2label"], config["label2id"])
+    assert json.loads(files["tokenizer_config.json"]) == {"pad_token": "\udfff"}
+    assert [note.partition(":")[0] for note in notes] == ["tokenizer_config.json"]
+
+
 # --- other files -------------------------------------------------------------------------------------------------
 
 
@@ -121,3 +131,9 @@ def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.Monkey
     assert order == ["config.json", "LICENSE", "hubmerge.json"]
     assert not list((tmp_path / "out").rglob("*.tmp"))
     assert json.loads((tmp_path / "out" / "hubmerge.json").read_text()) == {"identity": "0"}
+
+
+def test_a_manifest_with_a_number_that_is_no_json_leaves_no_manifest(tmp_path: Path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_folder(tmp_path, {"config.json": b"{}"}, {"x": float("nan")})
+    assert not (tmp_path / "hubmerge.json").exists()
