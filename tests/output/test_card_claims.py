@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import stream_helpers
-from builders import f32, tensor, write_model
+from builders import T, f32, random_base, tensor, write_model
 from report_helpers import report_data
 from stream_helpers import CONFIG, plan_of, tensors_of, values_of, write_family
 
@@ -197,6 +197,19 @@ def test_an_agent_below_epsilon_is_called_lost_only_where_the_method_drops_it(tm
 def test_updates_of_one_direction_are_twins_only_in_one_size(second: float, tmp_path: Path) -> None:
     card = Merged(one_tensor(tmp_path, [in_half(1e-3, 0), in_half(second, 0)]), tmp_path / "o", "ram").card
     assert ("- Practically the same update twice: `agent0 / agent1`." in card) == (second == 1e-3)
+
+
+def test_shares_are_of_what_was_merged_and_not_of_what_was_copied(tmp_path: Path) -> None:
+    sizes = {"model.layers.0.mlp.up_proj.weight": (64, 64)}
+    base = random_base(3, "BF16", sizes) | {"model.steps": T("I64", (1000,), np.arange(1000, dtype="<i8"))}
+    write_model(tmp_path / "base", base, config=CONFIG)
+    for k in range(2):
+        name = "model.layers.0.mlp.up_proj.weight"
+        write_model(tmp_path / f"agent{k}", base | {name: tensor(f32(base[name]) + 0.5)}, config=CONFIG)
+    plan_base = {n: f32(t) for n, t in base.items() if t.dtype != "I64"}
+    merged = Merged((tmp_path, plan_base, [plan_base] * 2), tmp_path / "o", "ram")
+    assert merged.report.parameters == 5096
+    assert "5.10 K parameters (LlamaForCausalLM), 0% of the 4.10 K that were merged changed by no agent" in merged.card
 
 
 def test_weights_that_vary_have_the_mean_that_the_kept_factor_shows(sparse: Any, tmp_path: Path) -> None:
