@@ -215,7 +215,8 @@ class Journal:
             case "shard":
                 self.shards[line["filename"]] = FinishedShard.from_json(line)
             case "uploaded":
-                self.uploaded.add(line["filename"])
+                if self._uploads:
+                    self.uploaded.add(line["filename"])
             case "lost":
                 self.uploaded.discard(line["filename"])
                 self.shards.pop(line["filename"], None)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from hubmerge.engine.progress import Observer
 from hubmerge.errors import CancelledError
-from hubmerge.statistics.statistics import Tally, layer_densities, zero_tally
+from hubmerge.statistics.statistics import LayerDensities, Tally, zero_tally
 from hubmerge.statistics.summary import summarize
 from hubmerge.statistics.tally_sums import TallySum
 
@@ -35,7 +35,7 @@ class CountedSoFar:
         self._observer = observer
         self._labels = labels
         self._total = TallySum(zero_tally(len(labels)))
-        self._tallies: dict[str, Tally] = {}
+        self._layers = LayerDensities()
         self._new: SimpleQueue[tuple[str, Tally]] = SimpleQueue()
         self._next = 0.0
 
@@ -50,9 +50,8 @@ class CountedSoFar:
         while not self._new.empty():
             name, tally = self._new.get()
             self._total.add(tally)
-            self._tallies[name] = tally
-        found = summarize(self._total.value(), self._labels) | {"layers": layer_densities(self._tallies)}
-        self._observer.statistics(found)
+            self._layers.add(name, tally)
+        self._observer.statistics({**summarize(self._total.value(), self._labels), "layers": self._layers.values()})
         self._next = time.monotonic() + _SUMMARY_S
 
 

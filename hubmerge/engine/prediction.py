@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from hubmerge.engine.compiled import is_built
 from hubmerge.engine.memory import COUNTERS_PER_AGENT, shares_of, whole_bytes
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.rules import is_whole, operations_of
@@ -46,6 +47,7 @@ CORE_OPERATIONS = 8e10  # the same of one core at speed 1
 _RATE_NS = 1.7  # of one core at speed 1, per element of an input and pass, with statistics, hashing and writing
 _EAGER = 30.0  # times as long, operation by operation
 _START_S = 0.7  # imports and the card
+_BUILD_S = 5.0  # of the fast pass, once on a machine
 _REFERENCE_S = 0.0005  # what `_speed` measures at speed 1
 
 
@@ -55,6 +57,7 @@ class Machine:
 
     cores: int
     speed: float = 1.0  # of one core, relative to the one that the rate was measured on
+    to_build: bool = False  # whether its fast pass has to be built first
     device: bool = False  # whether it has one
     input_bytes: int | None = None  # what fetched inputs may take on its disk; None: as much as they are
 
@@ -63,7 +66,7 @@ class Machine:
         """This machine, as far as the process may use it for `plans` together."""
         outputs = sum(output_need(plan, uploaded=False) for plan in plans)
         free = shutil.disk_usage(Path.cwd()).free - DISK_MARGIN_BYTES - outputs
-        return cls(this_machine.cores(), _speed(), device_there(), max(0, free))
+        return cls(this_machine.cores(), _speed(), not is_built(), device_there(), max(0, free))
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ def predict(
     needed += _DEVICE * on_device
     if sizes := [size for p in plans for size in computed_sensitivities(p).values()]:
         needed += _NETWORK + 2 * max(sizes)  # an agent's weights in float32, and the sums of their squared gradients
+    if machine.to_build and options.backend != "eager":
+        seconds += _BUILD_S / machine.speed
     return Prediction(needed, seconds)
 
 

@@ -10,6 +10,8 @@ import pkgutil
 from collections.abc import Mapping
 from functools import cache
 
+from pydantic import ValidationError
+
 from hubmerge.errors import InternalError, MisnamedError, Problem, RecipeError
 from hubmerge.methods.base import Method
 from hubmerge.text.wording import did_you_mean
@@ -35,15 +37,23 @@ def _check(method: type[Method], others: Mapping[str, Method]) -> None:
     if method.needs_whole is not Method.needs_whole:
         needed += ["merge_whole", "operations", "floats"]
     missing = ", ".join(name for name in needed if getattr(method, name, None) is getattr(Method, name, None))
-    wrong = f"no {missing}" if missing else ""
+    wrong = [f"no {missing}"] * bool(missing)
     if not missing and (other := others.get(method.name)):
-        wrong = f"the name {method.name}, which {type(other).__name__} has"
+        wrong.append(f"the name {method.name}, which {type(other).__name__} has")
+    known = {field.alias or name for name, field in method.parameters.model_fields.items()}
+    if strangers := ", ".join(sorted({*method.of_agent, *method.of_tensor} - known)):
+        wrong.append(f"of_agent or of_tensor with {strangers}, which is no parameter")
+    try:
+        method.parameters()
+    except ValidationError as error:
+        found = (issue for issue in error.errors() if issue["type"] != "missing")
+        wrong += [f"a default of {issue['loc'][0]} that its own bounds refuse: {issue['input']}" for issue in found]
     if wrong:
         raise InternalError(
             "a merge method is not complete",
             where=f"{method.__module__}.{method.__qualname__}",
             expected=", ".join(needed),
-            got=wrong,
+            got="; ".join(wrong),
             next_step="hubmerge/methods/base.py says what each is.",
         )
 

@@ -269,7 +269,7 @@ class Statistics:
 
     def layer_densities(self) -> dict[str, list[float]]:
         """Depth ("0" …) → the share of the layer's elements that each agent changed."""
-        return layer_densities(self.tensors)
+        return {str(depth): list(tally.density) for depth, tally in self.by_layer().items() if tally.elements}
 
     def by_module(self) -> dict[str, Tally]:
         """attention, mlp, norm, embedding, head, other → tally."""
@@ -285,16 +285,23 @@ class Statistics:
         return {group: Tally.sum_of(tallies) for group, tallies in sorted(groups.items())}
 
 
-def layer_densities(tensors: Mapping[str, Tally]) -> dict[str, list[float]]:
-    """As `Statistics` has them, of the tensors that have been counted so far."""
-    changed: dict[int, Counts] = {}
-    elements: dict[int, int] = {}
-    for name, tally in tensors.items():
+class LayerDensities:
+    """What the agents changed of each layer, added up tensor by tensor."""
+
+    def __init__(self) -> None:
+        self._changed: dict[int, Counts] = {}
+        self._elements: dict[int, int] = {}
+
+    def add(self, name: str, tally: Tally) -> None:
+        """Tensor `name`; one outside the layer stack is left out."""
         depth = layer_of(name)
         if depth is not None and tally.elements:
-            changed[depth] = changed.get(depth, 0) + tally.changed
-            elements[depth] = elements.get(depth, 0) + tally.elements
-    return {str(depth): (changed[depth] / elements[depth]).tolist() for depth in sorted(changed)}
+            self._changed[depth] = self._changed.get(depth, 0) + tally.changed
+            self._elements[depth] = self._elements.get(depth, 0) + tally.elements
+
+    def values(self) -> dict[str, list[float]]:
+        """Depth ("0" …) → the share of the layer's elements that each agent changed."""
+        return {str(depth): (self._changed[depth] / self._elements[depth]).tolist() for depth in sorted(self._changed)}
 
 
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|layer_module)\.(\d+)\.")

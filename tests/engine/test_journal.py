@@ -221,6 +221,18 @@ def test_a_damaged_manifest_is_named_with_what_to_do(tmp_path: Path, text: str) 
         load_report(tmp_path)
 
 
+def test_a_shard_that_was_uploaded_and_deleted_is_made_again_where_a_folder_is_wanted(
+    tmp_path: Path, plan: Plan, unfinished: Path
+) -> None:
+    whole, shard = bytes_of(unfinished, plan), plan.shards[0].filename
+    opened(tmp_path, plan, uploads=True).add_uploaded(shard)
+    (unfinished / shard).unlink()
+    again = opened(tmp_path, plan, uploads=True)
+    assert (again.uploaded, shard in again.shards) == ({shard}, True)
+    run(plan, unfinished)
+    assert bytes_of(unfinished, plan) == whole
+
+
 def test_reading_finished_shards_again_is_broken_off_within_a_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

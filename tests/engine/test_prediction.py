@@ -29,6 +29,15 @@ NAME = "synthetic:qwen2.5-0.5b"
 planned = partial(memory_helpers.planned, agents=3, base=NAME)
 
 
+def test_building_the_fast_pass_is_part_of_what_is_predicted() -> None:
+    plan, new = planned("ram"), Machine(2, to_build=True)
+    first, second = predict(plan, new), predict(plan, Machine(2))
+    assert first.memory_bytes == second.memory_bytes  # another process builds it
+    assert first.seconds > second.seconds + 2
+    eager = StreamOptions(threads=2, backend="eager")
+    assert predict(plan, new, eager) == predict(plan, Machine(2), eager)
+
+
 def test_memory_does_not_grow_with_the_model_but_with_agents_threads_and_whole_tensors() -> None:
     machine = Machine(2)
 

@@ -59,12 +59,12 @@ VARIANTS = [
 ]
 NAMES_OTHERS = {"preset"}  # a parameter that stands for values of others
 # rounded, and of updates that tie in magnitude
-OF_16_BITS = [("ram_plus", "F16"), *((method, "BF16") for method in ("ram_plus", "ties", "dare_ties", "ram_quantile"))]
+OF_16_BITS = [(method, {}, dtype) for method in OF_ELEMENTS for dtype in ("BF16", "F16")]
 
 
 @pytest.mark.parametrize(
     ("method", "parameters", "dtype"),
-    [*((*variant, "F32") for variant in VARIANTS), *((method, {}, dtype) for method, dtype in OF_16_BITS)],
+    [*((*variant, "F32") for variant in VARIANTS), *OF_16_BITS],
     ids=str,
 )
 def test_merged_bytes_are_the_naive_reference_s_rounded_once(
@@ -83,6 +83,17 @@ def test_merged_bytes_are_the_naive_reference_s_rounded_once(
     assert set(got) == set(base)
     for name, value in expected.items():
         assert got[name].tobytes() == value.astype(DTYPES[dtype]).tobytes(), name
+
+
+def test_mixed_input_dtypes_meet_in_float32_and_leave_in_the_requested_one(tmp_path: Path) -> None:
+    base, agents = write_family(tmp_path, dtype="F32")
+    agents = [{n: tensor(f32(t), kind) for n, t in agent.items()} for agent, kind in zip(agents, DTYPES, strict=True)]
+    write_models(tmp_path, base, agents)
+    expected = merge_reference.merge("ram", values_of(base), [values_of(a) for a in agents])
+    plan = plan_of(tmp_path, "ram", dtype="bfloat16", rounding="nearest")
+    run(plan, tmp_path / "out")
+    for name, value in tensors_of(tmp_path / "out", plan).items():
+        assert value.tobytes() == expected[name].astype(ml_dtypes.bfloat16).tobytes(), name
 
 
 def test_every_method_and_parameter_is_held_against_a_reference() -> None:
@@ -162,8 +173,8 @@ def test_a_stream_broken_off_anywhere_resumes_to_the_same_bytes(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("method", "bad"),
-    [("ram", np.nan), ("ram", np.inf), ("ram", -np.inf), ("ram_plus", np.nan), ("ties", np.nan)],
-)  # found while it is merged, probed, or ranked before
+    [("ram", np.nan), ("ram", np.inf), ("ram", -np.inf), ("ram_plus", np.nan), ("ties", np.nan), ("wudi", np.nan)],
+)  # found while it is merged, probed, or ranked before; or of a tensor that is merged whole
 def test_nan_or_infinity_in_an_input_names_tensor_and_agent_and_leaves_no_shard(
     tmp_path: Path, method: str, bad: float
 ) -> None:

@@ -72,6 +72,11 @@ def test_a_method_that_gives_other_arrays_than_it_gets_is_refused(merge: Any, sl
 
 
 COMPLETE = (EXAMPLES / "magmax.py").read_text("utf-8")
+OWN = COMPLETE.replace("import Method", "import Method, Parameters").replace(
+    "class MagMax(Method):",
+    "class P(Parameters):\n    x: float = __import__('pydantic').Field(default=0, ge=1)\n\n\n"
+    "class MagMax(Method):\n    parameters = P\n    of_agent = ('x', 'y')\n    of_tensor = ('z',)",
+)
 WHOLE = "    def needs_whole(self, name, shape):\n        return True\n\n    @staticmethod\n    def kernel"
 
 
@@ -81,6 +86,7 @@ WHOLE = "    def needs_whole(self, name, shape):\n        return True\n\n    @st
         (COMPLETE.replace("    summary = ", "    words = "), "no summary"),
         (COMPLETE.replace("    @staticmethod\n    def kernel", WHOLE), "no merge_whole, operations, floats"),
         (COMPLETE.replace('name = "magmax"', 'name = "linear"'), "the name linear, which Linear has"),
+        (OWN, "of_agent or of_tensor with y, z, which is no parameter; a default of x that its own bounds refuse: 0"),
     ],
 )
 def test_a_method_that_is_not_complete_is_refused_with_what_it_lacks(
