@@ -14,7 +14,7 @@ from rank_threads import merged_by, ranks_of, together
 from stream_helpers import Watching, bytes_of, family_plan, run, sensitivity_metadata, tallies
 
 from hubmerge.engine import device
-from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, refuse_several
+from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, of_all_devices, refuse_several
 from hubmerge.engine.resume import own, own_cache, resumed
 from hubmerge.engine.sink import sole_owner
 from hubmerge.engine.stream import MergeResult
@@ -144,6 +144,22 @@ def test_launchers_and_mpi_tell_the_rank_and_other_commands_refuse_several() -> 
     refuse_several(load_settings({}), "sweep")
     with pytest.raises(RecipeError, match="launcher"):
         refuse_several(mpi, "sweep")
+
+
+def test_the_facts_of_all_devices_become_one_report() -> None:
+    facts = [
+        {"device": "H200", "torch": "2.13.0", "peak_device_bytes": 5},
+        {"device": "cpu", "torch": "2.13.0", "device_failed": "CUDA out of memory"},
+        {"device": "H200", "torch": "2.13.0", "peak_device_bytes": 7},
+    ]
+    assert of_all_devices(facts) == {
+        "device": "H200, cpu",
+        "torch": "2.13.0",
+        "peak_device_bytes": 7,
+        "device_failed": "rank 1: CUDA out of memory",
+    }
+    assert of_all_devices([facts[1]]) == facts[1]
+    assert of_all_devices([{}, {}]) == {}
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ from device_helpers import CPU, engine_here, pretend_a_device
 from stream_helpers import Watching, bytes_of, family_plan, plan_of, run, tallies, tensors_of, write_family
 from test_fast import chunk_of, rule_of
 
+from hubmerge.cli import main as cli
+from hubmerge.cli.options import stream_options
 from hubmerge.engine import definition, device, lanes
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.device import open_engine
@@ -32,6 +34,7 @@ from hubmerge.machine.resources import device_there
 from hubmerge.methods.wudi import Wudi
 from hubmerge.numerics.counter_rng import make_key
 from hubmerge.plan.plan import Plan
+from hubmerge.settings import Settings
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
 MEMORY = 80_000_000_000
@@ -125,6 +128,14 @@ def test_a_merge_opens_the_device_of_its_local_rank_with_its_limit_and_touches_n
     for name in ("get_device_properties", "reset_peak_memory_stats", "max_memory_reserved"):
         assert cuda.of(name) == [[index]]
     assert len(cuda.of("empty_cache")) == 1
+
+
+@pytest.mark.parametrize("command", ["merge", "run"])
+def test_the_command_line_sets_the_limit(command: str) -> None:
+    more = {"merge": ["--out", "out"], "run": ["--to", "me/x"]}[command]
+    for given, wanted in (([], 0), (["--device-memory", "0.5"], 500_000_000)):
+        arguments = cli._parser().parse_args([command, "file.yaml", *more, *given])
+        assert stream_options(arguments, Settings()).device_memory_bytes == wanted
 
 
 @pytest.mark.parametrize(

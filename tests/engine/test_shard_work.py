@@ -32,6 +32,7 @@ from hubmerge.engine import parallel_shards, shard_work
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.shard_work import Output, ShardTask
 from hubmerge.engine.stream import merge, probe
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, Read, TensorReader
@@ -184,3 +185,21 @@ def test_inputs_are_read_as_often_as_they_must_be_and_the_store_knows(
     assert store.bytes == readings * len(NAMES) * COUNT * 4 * 3
     store.assert_all_was_announced()
     assert plan.passes >= readings
+
+
+def test_a_group_takes_so_many_bytes_of_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_family(tmp_path, sizes={f"model.layers.{n}.weight": (4, 4096) for n in range(6)}, shards=2)
+    plan = plan_of(tmp_path, "ties", parameters={"trim_scope": "tensor"})
+    task = ShardTask((Output(plan, tmp_path, (), {}),), 0, None)
+    each = 4 * 4096 * 2 * 4  # bytes of a tensor of four models
+
+    def groups(most: int) -> list[int]:
+        monkeypatch.setattr(shard_work, "GROUP_BYTES", most)
+        found = list(task.groups())
+        assert [t for group in found for t in group] == list(task.shard.tensors)
+        return [len(group) for group in found]
+
+    assert groups(each - 1) == groups(each) == [1] * 6, "a larger one is alone"
+    assert groups(2 * each) == [2, 1, 2, 1]
+    assert groups(10**9) == [3, 3]
+    assert [t.name for t in task.readings()] == [t.name for g in task.groups() for _ in range(3) for t in g]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -83,6 +84,20 @@ def test_a_consumer_that_leaves_and_an_error_of_the_items_end_the_threads() -> N
     with pytest.raises(LookupError):
         list(in_order(items(), lambda n: n, 2))
     assert alive() == []
+
+
+def test_a_result_belongs_to_its_consumer_alone() -> None:
+    """Not to the thread that made it either, which may wait for its next item for long."""
+
+    class Large:
+        pass
+
+    results = in_order(range(5), lambda n: Large(), 2)
+    for _ in range(5):
+        gone = threading.Event()
+        weakref.finalize(next(results), gone.set)
+        assert gone.wait(10)
+    results.close()
 
 
 def give(follower: Follower[int], items: int) -> None:

@@ -16,13 +16,15 @@ from typing import Any
 import pytest
 from fake_spaces import spaces
 from line import Line
+from memory_helpers import planned
 from processes import printed_by, python, until
 from stream_helpers import Watching, bytes_of, family_plan, plan_of, run, tallies, write_family
 
 from hubmerge import line as line_module
 from hubmerge.engine import bursts as zero
-from hubmerge.engine.bursts import announce
+from hubmerge.engine.bursts import Burst, announce, run_burst, seconds_of
 from hubmerge.engine.options import StreamOptions
+from hubmerge.engine.shard_work import Output, ShardTask
 from hubmerge.engine.stream import MergeResult
 from hubmerge.line import merge_to_hub
 from hubmerge.plan.disk import output_need
@@ -111,6 +113,28 @@ def test_where_there_is_a_fast_pass_products_of_matrices_alone_ask_for_a_gpu(tmp
     found = run(wudi, tmp_path / "wudi", observer=watching, bursts=True)
     assert watching.messages == []
     assert found.device["bursts"] == len(spaces.notes("call")) == 1
+
+
+def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path: Path) -> None:
+    plan = family_plan(tmp_path, "ram")
+    (tmp_path / "lent").mkdir()
+    task = ShardTask((Output(plan, tmp_path / "lent", (), {}),), 0, None)
+    burst = Burst(task, plan.models, {}, StreamOptions())
+    context = multiprocessing.get_context("fork")
+    worker = context.Process(target=run_burst, args=(burst, os.getppid()))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == -signal.SIGKILL
+    assert [*(tmp_path / "lent").iterdir()] == []
+
+
+def test_a_burst_is_asked_for_as_long_as_its_products_take() -> None:
+    seconds = []
+    for steps in (1, 300):
+        plan = planned("wudi", 3, "synthetic:qwen2.5-0.5b?layers=8", parameters={"steps": steps})
+        task = ShardTask((Output(plan, Path("out"), (), {}),), 1, None)  # the first is the embedding
+        seconds.append(seconds_of(Burst(task, plan.models, {}, StreamOptions()), 0))
+    assert 15 < seconds[0] < seconds[1] < 120
 
 
 def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_function(tmp_path: Path) -> None:

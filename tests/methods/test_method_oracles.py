@@ -127,3 +127,18 @@ def test_parameters_out_of_range_or_unknown_are_refused_by_name(name: str):
         if info.alias:  # its name in Python is none of a recipe's
             with pytest.raises(ValueError, match="no such parameter"):
                 method.parse_parameters({field: 0.5})
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "of_agent", "said"),
+    [
+        ("dare_ties", {"p": [0.1, 0.2]}, False, "lambda can differ, density and p too with trim_scope: tensor$"),
+        ("ram", {"epsilon": 0.1}, True, "one for all agents; with ram agents have no parameters of their own$"),
+        ("ties", {"lambda": 0.5}, True, "of the parameters of ties an agent can have its own density$"),
+    ],
+)
+def test_a_parameter_that_must_not_differ_is_refused_with_what_may(
+    name: str, values: dict[str, Any], of_agent: bool, said: str
+):
+    with pytest.raises(ValueError, match=said):
+        get_method(name).parse_settings(values, of_agent=of_agent)
