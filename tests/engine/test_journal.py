@@ -4,8 +4,10 @@ again; nothing is left."""
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -279,6 +281,28 @@ def test_one_line_is_written_at_a_time(tmp_path: Path, plan: Plan, monkeypatch: 
     journal.add_uploaded("a")
     journal.add_thresholds({})
     assert locked == [True, True]
+
+
+def test_the_hash_is_of_all_bytes_however_late_hashing_is(
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late:
+        def __init__(self) -> None:
+            self._digest = hashlib.new("sha256")
+            self.hexdigest = self._digest.hexdigest
+
+        def update(self, data: memoryview) -> None:
+            time.sleep(0.1)
+            self._digest.update(data)
+
+    monkeypatch.setattr(sink.hashlib, "sha256", Late)
+    shard = plan.shards[0]
+    with ShardWriter(tmp_path / "out", shard) as writer:
+        writer.write(bytes(range(256)) * ((shard.size - len(shard.header)) // 256))
+        writer.write(b"x" * ((shard.size - len(shard.header)) % 256))
+        size, sha256 = writer.finish()
+    content = (tmp_path / "out" / shard.filename).read_bytes()
+    assert (size, sha256) == (len(content), hashlib.new("sha256", content).hexdigest())
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -145,3 +145,23 @@ def test_an_error_is_raised_by_a_later_put_or_by_finish(items: int) -> None:
         given()
     assert len(begun) <= 5, "two may wait behind an error"
     assert alive("error") == []
+
+
+def test_leaving_drops_what_waits_and_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    leaving, join = threading.Event(), threading.Thread.join
+
+    def work(item: int) -> None:
+        leaving.wait()
+        seen.append(item)
+
+    def interrupted(follower: Follower[int]) -> None:
+        with follower:
+            give(follower, 5)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "join", lambda thread: leaving.set() or join(thread))
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(Follower(work, "left", behind=5))
+    assert seen in ([], [0])
+    assert alive("left") == []
