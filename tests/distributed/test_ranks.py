@@ -73,6 +73,16 @@ def test_a_merge_goes_on_with_any_number_of_processes_and_makes_no_finished_shar
         assert tallies(each) == tallies(one)
 
 
+def test_a_shard_whose_bytes_have_changed_is_made_again_by_whoever_has_it_now(tmp_path: Path) -> None:
+    plan, out = family_plan(tmp_path, "ram", max_shard_bytes=6_000), tmp_path / "out"
+    run(plan, tmp_path / "one")
+    merged_by(2, plan, out)
+    changed = out / plan.shards[1].filename
+    changed.write_bytes(bytes(changed.stat().st_size))
+    assert all(isinstance(each, MergeResult) for each in merged_by(3, plan, out))
+    assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
+
+
 def test_a_folder_in_which_a_process_of_an_earlier_run_still_works_is_refused(tmp_path: Path) -> None:
     plan, out = family_plan(tmp_path, "ram", max_shard_bytes=12_000), tmp_path / "out"
     with sole_owner(out, 1), ExitStack() as held, pytest.raises(FolderInUseError, match="another process is merging"):
