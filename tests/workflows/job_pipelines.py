@@ -103,7 +103,7 @@ def cancelled_with_the_result(_spec: JobSpec, emit: Emit) -> None:
 
 
 def leaks(spec: JobSpec, emit: Emit) -> None:
-    """Says its token everywhere it can, then waits, then fails with it."""
+    """Says its token everywhere it can, then waits, then ends with it in its result or its error."""
     assert spec.token is not None
     token = spec.token.get_secret_value()
     logging.getLogger("http").warning("Authorization: Bearer %s", token)
@@ -118,7 +118,9 @@ def leaks(spec: JobSpec, emit: Emit) -> None:
     emit(Statistics(values={"nested": [{"key": token}], token: 1}))
     emit(Notice(message=f"https://user:{token}@hub"))
     wait_for(spec.payload["gate"])
-    raise ValueError(f"bad request with {token}")
+    if spec.payload["end"] == "error":
+        raise ValueError(f"bad request with {token}")
+    emit(Result(values={"token": token}))
 
 
 def surroundings(spec: JobSpec, emit: Emit) -> None:

@@ -114,6 +114,9 @@ def test_who_asked_for_an_evaluation_finds_it_among_the_own_jobs_and_may_not_sto
         site.service.cancel(view.id, bob)
     with pytest.raises(HubmergeError):
         site.service.job(secret.id, bob)
+    base = score("zoo/base", str(HfApi(site.hub.endpoint).model_info("zoo/base").sha))
+    site.requests.request(base, OF_MERGE, private=True)
+    assert site.ask("zoo/base").job == ""
 
 
 def test_what_is_scored_at_this_commit_or_but_for_its_scores_is_not_measured_again(site: Site) -> None:
@@ -157,8 +160,6 @@ def test_a_cancelled_evaluation_starts_again_for_who_asks_and_one_that_just_fail
 @pytest.mark.parametrize(
     ("model", "suite", "visitor", "error", "told"),
     [
-        # anybody may open one; on the board it would stand as the model's newest commit
-        ("ada/asked-for@refs/pr/1", "zoo", "bob", EvaluationError, "may be of a pull request"),
         ("zoo/base", "nonsense", "bob", EvaluationError, "there is no such suite"),
         ("./folder", "zoo", "bob", RecipeError, "a folder"),
         ("ada/gated", "zoo", "bob", GatedError, "a gated model"),
@@ -172,13 +173,30 @@ def test_what_cannot_be_measured_is_refused_in_words(
 ) -> None:
     api = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
     api.create_repo("ada/secret", private=True, exist_ok=True)
-    for name in ("ada/asked-for", "ada/gated"):
-        api.create_repo(name, exist_ok=True)
-    api.upload_file(path_or_fileobj=b"hi", path_in_repo="hi.txt", repo_id="ada/asked-for", create_pr=True)
+    api.create_repo("ada/gated", exist_ok=True)
     api.update_repo_settings("ada/gated", gated="auto")
     with pytest.raises(error, match=told):
         site.ask(model, visitor, suite)
     assert site.store.list_jobs() == ()
+
+
+def test_a_commit_of_a_pull_request_is_not_measured_as_the_model(site: Site) -> None:
+    """Anybody may open one; on the board it would stand as the model's newest commit."""
+    bob, repo = HfApi(site.hub.endpoint, site.hub.tokens["bob"]), "ada/asked-for"
+    ada = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
+    ada.create_repo(repo)
+    first = ada.upload_folder(repo_id=repo, folder_path=ZOO / "math").oid
+    weights = ZOO / "tool" / "model.safetensors"
+    more = {"path_or_fileobj": weights, "path_in_repo": weights.name, "repo_id": repo}
+    request = bob.upload_file(create_pr=True, **more)
+    for revision in ("refs/pr/1", request.oid):
+        with pytest.raises(EvaluationError, match="may be of a pull request"):
+            site.ask(f"{repo}@{revision}")
+    assert site.store.list_jobs() == ()
+    ada.create_branch(repo, branch="other")
+    other = ada.upload_file(revision="other", **more)
+    ada.upload_file(**more)
+    assert [site.ask(f"{repo}@{of}").sha for of in ("other", first)] == [other.oid, first]  # the owner's, all
 
 
 def test_an_adapter_is_measured_where_its_base_could_be(site: Site, tmp_path: Path) -> None:

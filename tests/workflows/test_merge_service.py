@@ -17,13 +17,14 @@ from source_helpers import ZOO
 from hubmerge.errors import (
     PermissionDeniedError,
     RecipeError,
+    SourceNotFoundError,
     TargetExistsError,
     TimeLimitError,
 )
 from hubmerge.output.plan_words import plan_summary
 from localhub.process import LocalHubProcess
 from workflows.app.submission import newest_ticket
-from workflows.jobs.jobs import JobNotFoundError, State, iso
+from workflows.jobs.jobs import JobNotFoundError, NewJob, State, iso
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.values import MergeRequest, Visitor
@@ -81,6 +82,11 @@ def test_a_merge_that_has_a_license_does_not_stand_for_one_with_another(zoo_hub:
     assert service.submit(replace(usual, license="apache-2.0"), ada).id == job.id  # what the parents' come to
     with pytest.raises(TargetExistsError, match=r"expected .* license gpl-3.0, got .* license apache-2.0"):
         service.submit(replace(usual, license="gpl-3.0"), ada)
+    done = ended(store)
+    with pytest.raises(TargetExistsError, match=r"license apache-2.0\. Choose another target\.$"):
+        store.submit(NewJob(id=done.id, user="ada", payload={"licensed": "gpl-3.0"}))
+    older = store.submit(new_job("older", "ada"))  # of a version that wrote no license down
+    assert store.submit(new_job("older", "ada", payload={"licensed": "mit"})) == older
 
 
 def test_a_job_needs_login_once_its_sign_in_has_ended(
@@ -118,7 +124,7 @@ def test_models_without_a_license_start_once_the_form_states_one(
     service = service_of(zoo_hub.endpoint, store)
     ada = visitor(zoo_hub, "ada")
     recipe = {**RECIPE, "agents": ["zoo/math-agent", "zoo/open-agent"]}
-    for license in (None, "apache-2.0"):  # as the form does, before and after something was chosen
+    for license in (None, "", "apache-2.0", "other"):  # as the form does, before and after something was chosen
         assert service.inspect(recipe, ada, license).agents[1].license is None
     with pytest.raises(RecipeError, match="do not allow"):
         service.inspect(recipe, ada, "mit")
@@ -161,14 +167,14 @@ def test_a_failed_job_is_tried_again_with_its_owner_s_present_sign_in(zoo_hub: L
     assert store.sealed_token(job.id) == sealed  # one that waits already stays as it is
 
 
-def test_everybody_may_know_how_many_public_jobs_are_under_way(store: Store) -> None:
+def test_everybody_may_know_how_many_public_jobs_are_under_way_however_many_wait(store: Store) -> None:
     service = service_of(NOWHERE, store)
-    for number, kind in enumerate(("merge", "evaluate", "merge")):
-        store.submit(new_job(str(number), "ada", kind=kind))
+    for number, kind in enumerate(("merge", "evaluate", *["merge"] * 60)):
+        store.submit(new_job(str(number), f"user-{number}", kind=kind))
     for _ in range(2):
         claim(store)
     store.submit(new_job("hidden", "bob", payload={"private": True}))
-    assert service.under_way() == (1, 1, 1)
+    assert service.under_way() == (1, 1, 60)
 
 
 @pytest.mark.parametrize(
@@ -201,3 +207,17 @@ def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub: 
             answers.append(str(refusal.value).replace(identity[:12], "ID"))
         assert answers[0] == answers[1]
     assert store.get(job.id).state is State.QUEUED
+
+
+def test_a_look_into_a_few_layers_needs_the_right_to_read_the_models(zoo_hub: LocalHubProcess, store: Store) -> None:
+    api = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"])
+    api.create_repo("ada/hidden-agent", private=True)
+    api.upload_folder(repo_id="ada/hidden-agent", folder_path=ZOO / "tool")
+    service = service_of(zoo_hub.endpoint, store, token=SecretStr(zoo_hub.tokens["ada"]))  # which is not the visitor's
+    recipe = {**RECIPE, "agents": ["zoo/math-agent", "ada/hidden-agent"]}
+    found = service.preview(recipe, visitor(zoo_hub, "ada"))
+    assert sum(found.statistics["overlap_share"]) == pytest.approx(1)
+    assert [agent["agent"] for agent in found.statistics["agents"]] == ["math-agent", "hidden-agent"]
+    for stranger in (None, visitor(zoo_hub, "bob")):
+        with pytest.raises(SourceNotFoundError):
+            service.preview(recipe, stranger)

@@ -144,6 +144,8 @@ def test_card_and_report_come_with_the_commit_and_the_license_and_a_file_without
     assert first.report == {}
     monkeypatch.setattr("workflows.service.MAX_READ_BYTES", 20)
     assert service.published(name, None, None) == replace(model, card="")
+    ada.upload_file(path_or_fileobj=b"\xff", path_in_repo="hubmerge.json", repo_id=name)
+    assert service.published(name, None, None).report == {}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ def test_a_turn_that_was_not_possible_is_an_exit_code(tmp_path: Path, capsys: py
 
 def test_wrong_rules_are_refused_before_anything_is_done(tmp_path: Path, refused: Refused) -> None:
     wrong, right = written(tmp_path, "ada/x", name="wrong", budget=0), written(tmp_path, "ada/x")
-    for paths, told in (([wrong], "budget"), ([right, right], "one name")):
+    missing = str(tmp_path / "missing.yaml")
+    for paths, told in (([wrong], "budget"), ([right, right], "one name"), ([missing], "got No such file")):
         message = refused("watch", *paths, "--once")
         assert message.startswith("hubmerge: E_RULE: ")
         assert told in message

@@ -179,10 +179,11 @@ class EvaluationRequests:
             return change.submit(new, self._account.seal(new.id), limit, again=again)
 
     def _failed_long_ago(self, job: Job) -> bool:
-        """Whether a job failed, and is due again."""
+        """Whether a job failed, and is due again; what a clock that was ahead wrote lies after now."""
         if job.state is not State.FAILED or job.finished is None:
             return False
-        return datetime.fromisoformat(job.finished) < self._store.clock.now() - AGAIN_AFTER
+        now = self._store.clock.now()
+        return not now - AGAIN_AFTER <= datetime.fromisoformat(job.finished) <= now
 
 
 def schedule_evaluations(store: Store, requests: EvaluationRequests) -> int:

@@ -79,7 +79,8 @@ class Store:
                     next_step="Choose another target.",
                 )
             wanted = _result(new.payload)
-            stands = _result(job.payload) if job is not None else wanted
+            # a job of an older version does not say its license
+            stands = _result({"licensed": new.payload.get("licensed"), **job.payload}) if job is not None else wanted
             if job is not None and job.state not in ended and stands != wanted:
                 raise TargetExistsError(
                     "the same merge has a job, whose result is not as you ask now",

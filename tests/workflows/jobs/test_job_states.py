@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from job_helpers import FAULT, FINAL, OUTAGE, REFUSAL, RETRYABLE, FakeClock, claim, claimed, ended, job_id, new_job
+from pydantic import ValidationError
 from sqlalchemy import insert
 
 from hubmerge.errors import QuotaError, RecipeError
@@ -15,6 +16,7 @@ from workflows.jobs.jobs import (
     Job,
     JobError,
     JobNotFoundError,
+    NewJob,
     State,
     backoff_s,
 )
@@ -31,6 +33,12 @@ def test_a_failed_identity_submitted_again_is_a_new_attempt(store: Store) -> Non
     assert (again.attempt, again.max_attempts) == (1, 3)
     assert claim(store).id == job_id("b")  # it lost its place in the queue
     assert (claim(store).attempt, store.get(again.id).fence) == (2, 2)
+
+
+@pytest.mark.parametrize("bad", ["../../etc", "A" * 64, "a" * 63, "a" * 64 + "\n"])
+def test_an_identity_that_is_no_sha256_is_refused(bad: str) -> None:
+    with pytest.raises(ValidationError):
+        NewJob(id=bad, user="ann", payload={})
 
 
 def test_an_endless_recipe_is_refused(store: Store) -> None:

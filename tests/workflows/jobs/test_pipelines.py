@@ -92,8 +92,9 @@ def test_a_job_takes_the_machines_gpu_unless_one_is_lent_per_call() -> None:
     assert (own.device, own.device_memory_bytes) == ("auto", 8_500_000_000)
     lent = pipeline.stream_options(load_settings({"SPACES_ZERO_GPU": "true"}))
     assert (lent.device, lent.device_memory_bytes, lent.bursts) == ("cpu", 0, True)
-    with pytest.raises(SettingsError, match="HUBMERGE_DEVICE_MEMORY"):
-        load_settings({"HUBMERGE_DEVICE_MEMORY": "nan"})
+    for wrong in ("0", "nan", "many"):
+        with pytest.raises(SettingsError, match="HUBMERGE_DEVICE_MEMORY"):
+            load_settings({"HUBMERGE_DEVICE_MEMORY": wrong})
 
 
 # --- evaluations -------------------------------------------------------------------------------------------------
@@ -291,7 +292,7 @@ def test_of_private_models_nobody_learns(zoo_hub: LocalHubProcess, api: HfApi, s
     assert service.comparison(*models, bob).job is None  # another identity: what was private stays so
 
 
-@pytest.mark.parametrize("names", [("./zoo", "zoo/base"), ("zoo/base", "/etc")])
+@pytest.mark.parametrize("names", [("./zoo", "zoo/base"), ("zoo/base", "/etc"), ("zoo/base", "synthetic:llama-70b")])
 def test_folders_of_the_server_are_no_models(zoo_hub: LocalHubProcess, store: Store, names: tuple[str, str]) -> None:
     service = service_of(zoo_hub.endpoint, store)
     with pytest.raises(HubmergeError, match="local folders cannot be used here"):

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import apscheduler.schedulers.base
 import pytest
-from job_helpers import FINAL, FakeClock, FakeScores, new_job
+from job_helpers import FINAL, FakeClock, FakeScores, ended, new_job
 from processes import until
 from watch_helpers import Agents, BotFor, facts, finish, joined, rule_for, skipped
 
@@ -160,6 +160,10 @@ def test_an_evaluation_that_failed_without_a_record_is_due_again_hours_later(ben
     assert states.pop(recorded.id) is State.FAILED
     assert set(states.values()) == {State.QUEUED}
     assert len(states) > 1
+    job = ended(bench.store, JobError(code="E_INTERNAL", message="no record of it"))
+    clock.wall -= timedelta(days=3650)  # it was ahead
+    bench.tick()
+    assert bench.store.get(job.id).state is State.QUEUED
 
 
 def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_ones_are_not(bench: Bench) -> None:

@@ -87,9 +87,11 @@ def test_a_base_that_is_not_open_joins_no_public_merge_unless_the_rule_says_so(s
         ({}, {"tags": ["rl"]}, "tag"),
         ({"bases": ("zoo/other",)}, {}, "lineage"),
         ({"relation": "quantized"}, {}, "lineage"),
+        ({"relation": "adapter"}, {}, "lineage"),
         ({"weights": ""}, {}, "no_weights"),
         ({"weights": BASE.weights}, {}, "copy"),
         ({"license": None}, {"licenses": ["mit", "apache-2.0"]}, "license"),
+        ({"license": "cc-by-nc-4.0"}, {"licenses": ["mit", "apache-2.0"]}, "license"),
         ({"gated": True}, {}, "closed"),
         ({"private": True}, {}, "closed"),
         ({"weight_bytes": 1001}, {"max_bytes": 1000}, "size"),
@@ -138,6 +140,7 @@ MANY = [f"a{n:02}" for n in range(40)]
         ([facts("a", weights=""), C], FIXED, {}, "zoo/a cannot join", {"a": "no_weights"}),
         # the set does not depend on who of the best leads; it waits for scores on their way alone
         ([A, B, C], BEST, {"values": {**SCORED, C.pin: 0.5}}, ["a", "c"], {"b": "not_best"}),
+        ([A, B, C], BEST, {"values": {**SCORED, C.pin: 1.0}}, ["a", "c"], {"b": "not_best"}),
         ([A, B, C], BEST, {"values": SCORED, "pending": {C.pin}}, "on their way: 1", {"c": "no_score"}),
         ([A, B, C], BEST, {"values": SCORED}, ["a", "b"], {"c": "no_score"}),
     ],
@@ -152,6 +155,11 @@ def test_who_joins_in_which_order_or_what_is_waited_for(
         assert joined in decision.waiting
     else:
         assert agents_of(decision) == joined
+
+
+def test_of_the_best_one_is_told_that_only_signed_scores_count() -> None:
+    decision = decided([A, B, C], scores=Scores(values=SCORED), **BEST)
+    assert [skip.text for skip in decision.skips] == ["it has no signed score of the suite zoo"]
 
 
 @pytest.mark.parametrize(("state", "told"), [({"own": True}, "base"), ({"flag": "contaminated: saw it"}, "saw it")])
@@ -268,7 +276,7 @@ def scores_of(found: Sequence[Facts]) -> Scores:
     return Scores({f.pin: len(f.weights) / 10 for f in found if f.sha.endswith(("1", "2"))})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(rules, candidates_, st.integers(0, 2), st.randoms())
 def test_any_decision_keeps_the_promises(rule: Any, found: list[Facts], budget: int, random: Any) -> None:
     scores = scores_of(found)
@@ -293,7 +301,7 @@ def test_any_decision_keeps_the_promises(rule: Any, found: list[Facts], budget: 
     assert decide(rule, BASE, shuffled, [past(decision.merge)], 100, scores).merge is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(rules, st.lists(candidates_, min_size=1, max_size=6))
 def test_no_set_is_merged_twice_whatever_the_hub_shows(rule: Any, rounds: list[list[Facts]]) -> None:
     history: list[PastSet] = []
@@ -347,7 +355,9 @@ def test_the_budget_holds_against_many_sets_at_once(ledger: Ledger) -> None:
     ("error", "again"),
     [
         (JobError(code="E_HUB", message="away for days", retryable=True), True),
+        (JobError(code="E_DISK", message="full", retryable=True), True),
         (JobError(code="E_SOURCE_CHANGED", message="an agent was hidden for an hour"), True),
+        (JobError(code="E_LOGIN", message="a token that was revoked"), True),
         (JobError(code="E_NONFINITE", message="an agent holds NaN"), False),
     ],
 )
@@ -383,6 +393,20 @@ def test_history_tells_a_merge_that_failed_from_one_that_is_done_or_on_its_way(l
     assert told == dict(zip([merge.set_id for merge in (*merges, planned(7, 8))], expected, strict=True))
 
 
+def test_a_set_that_was_given_up_and_is_refused_waits_for_another_day(
+    ledger: Ledger, store: Store, clock: FakeClock
+) -> None:
+    merge = planned(1, 2)
+    ledger.start("watch", merge, job_of(merge), TOKEN, 5)
+    ended(store, JobError(code="E_PERMISSION", message="no namespace of the token's"))
+    clock.pass_time(days=1)
+    ledger.refuse("watch", merge, "E_TARGET_EXISTS", "taken meanwhile")
+    assert [past.merged for past in ledger.history("watch")] == [False]
+    clock.pass_time(days=1)
+    assert ledger.history("watch") == ()
+    assert ledger.start("watch", merge, job_of(merge), TOKEN, 5).state is State.QUEUED
+
+
 def test_a_set_that_was_given_up_is_merged_once_to_another_target(
     ledger: Ledger, store: Store, clock: FakeClock
 ) -> None:
@@ -405,8 +429,10 @@ def test_budgets_and_histories_of_rules_are_their_own(ledger: Ledger, clock: Fak
     assert ledger.start("two", merge, job_of(merge), TOKEN, 1).id == merge.set_id  # the same set is the same job
     ledger.refuse("one", merge, "E_X", "too late")  # what is merged stays merged
     assert [past.merged for past in ledger.history("one")] == [True]
-    clock.wall -= timedelta(days=1)
-    assert ledger.used("one") == 0  # a clock that was ahead uses up no budget
+    ledger.refuse("one", planned(3, 4), "E_X", "taken")
+    clock.wall -= timedelta(days=1)  # which was ahead, and so uses up no budget and shuts no set out
+    assert ledger.used("one") == 0
+    assert [past.merged for past in ledger.history("one")] == [True]
 
 
 def test_a_job_that_a_person_started_is_taken_over_not_doubled(ledger: Ledger, store: Store) -> None:

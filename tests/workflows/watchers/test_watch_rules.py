@@ -45,6 +45,7 @@ def test_a_rule_is_read_as_it_is_written() -> None:
         ({"agents": None}, "agents", "matches everything"),
         ({"agents": {"tags": ["transformers", "safetensors"]}}, "agents", "matches everything"),
         ({"agents": {"tags": ["base_model:finetune:zoo/base"]}}, "agents", "matches everything"),
+        ({"agents": {"licenses": ["mit"], "lineage": "any"}}, "agents", "matches everything"),
         ({"agents": {"authors": ["*"]}}, "author 1", "letters, digits and hyphens"),
         ({"agents": {"authors": ["zoo"], "lineage": "none"}}, "lineage", "finetune"),
         ({"agents": {"authors": ["zoo"], "colour": "red"}}, "colour", "no such key: colour"),
@@ -58,11 +59,15 @@ def test_a_rule_is_read_as_it_is_written() -> None:
         ({"base": "./folder"}, "base", "folder"),
         ({"base": ["zoo/base"]}, "base", "text"),
         ({"name": "../up"}, "name", "lower-case letters, digits and hyphens, at most 40"),
+        ({"owner": None}, "owner", "this is missing"),
+        ({"owner": "a/b"}, "owner", "letters, digits and hyphens"),
+        ({"budget": None}, "budget", "this is missing"),
         ({"budget": 0}, "budget", "too small in my.yaml → budget: expected at least 1, got 0"),
         ({"budget": True}, "budget", "whole number"),
         ({"budget": 10**6}, "budget", "too large in my.yaml → budget: expected at most 100, got 1000000"),
         ({"target": "ada/watch"}, "target", "{set}"),
         ({"target": "watch-{set}"}, "target", "no repo id"),
+        ({"target": "ada/{set}/x"}, "target", "no repo id"),
         ({"target": "ada/{date}-{set}"}, "target", "only"),
         ({"target": "ada/{set.__class__}"}, "target", "only"),
         ({"target": "ada/{set!r}"}, "target", "only"),
@@ -72,10 +77,13 @@ def test_a_rule_is_read_as_it_is_written() -> None:
         ({"recipe": {"method": "ram", "parameters": [1]}}, "parameters", "must be a table"),
         ({"recipe": {"method": "ram", "parameters": {"alpha": 1}}}, "recipe", "alpha"),
         ({"join": "some"}, "join", "best: N"),
+        ({"join": {"best": 2, "fixed": ["a/b", "a/c"]}}, "join", "best: N"),
+        ({"join": {"fixed": []}}, "fixed", "at least two"),
         ({"join": {"fixed": ["a/b", "a/b"]}}, "fixed", "each once"),
         ({"join": {"best": 2}}, "suite", "needs the suite"),
         ({"join": {"best": 2}, "suite": "zoo", "min_agents": 3}, "join", "less than min_agents"),
         ({"join": {"fixed": ["a/b", "a/c"]}, "min_agents": 3}, "min_agents", "fewer fixed"),
+        ({"min_agents": 1}, "min_agents", "at least 2"),
         ({"suite": "maths"}, "suite", "there are zoo, math, "),
         ({"recipe": {"method": "fisher"}}, "recipe", "calibration: fisher weighs"),
         ({"private": "yes"}, "private", "true or false"),
@@ -98,7 +106,7 @@ def test_every_problem_is_listed() -> None:
     assert {p.where.rpartition(" ")[2] for p in refused.value.problems} == {"budget", "suite", "base"}
 
 
-@pytest.mark.parametrize("text", ["", "- a", "a: &x 1\nb: *x", "x" * 70_000])
+@pytest.mark.parametrize("text", ["", "- a", "a: &x 1\nb: *x", "name: a\nname: b", "x" * 70_000, "{" * 999])
 def test_what_is_no_table_is_refused(text: str) -> None:
     with pytest.raises(RuleError):
         rule_from_yaml(text)
@@ -124,3 +132,27 @@ def test_kinds_are_found_by_themselves() -> None:
     kinds = registry()
     assert kinds["agents"].rule is AgentRule
     assert all(issubclass(kind, Watcher) and kind.kind == name for name, kind in kinds.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "Merges all fine-tunes of zoo/base by zoo, with RAM, once there are 2 and again with each new one."),
+        (
+            {"agents": {"tags": ["rl"], "lineage": "any", "max_parameters": "1.5B", "exclude": ["zoo/x", "zoo/y"]}},
+            "Merges all models trained from zoo/base tagged rl of at most 1.50 B parameters but for zoo/x and zoo/y, "
+            "with RAM, once there are 2 and again with each new one.",
+        ),
+        (
+            {"join": {"best": 2}, "suite": "zoo", "agents": {"authors": ["a", "b", "c"], "lineage": "adapter"}},
+            "Merges the best 2 on the leaderboard among the adapters of zoo/base by a, b or c, with RAM.",
+        ),
+        (
+            {"join": {"fixed": ["zoo/a", "zoo/b"]}},
+            "Merges zoo/a and zoo/b with RAM, again whenever the weights of one of them change.",
+        ),
+    ],
+)
+def test_a_rule_is_told_in_a_sentence(changes: dict[str, Any], told: str) -> None:
+    rule = rule_of(**changes)
+    assert registry()[rule.watch]().about(rule) == told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from hubmerge.errors import (
     RuleError,
 )
 from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import RefusedError
 from localhub.process import LocalHubProcess
 from workflows.jobs.jobs import State
 from workflows.values import Visitor
@@ -226,12 +228,13 @@ def test_a_renamed_agent_joins_under_the_name_that_the_rule_knows(agents: Agents
     assert joined(one(bot.watchers.poll())) == [first.upper(), second]
 
 
+@pytest.mark.parametrize("error", [GatedError, PermissionDeniedError, RefusedError])
 def test_an_agent_that_the_rule_excludes_stays_out_when_it_is_renamed(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, error: type[HubmergeError]
 ) -> None:
     base = agents.base(agents=2)
     out, gone = agents.agent(base), f"{base}-deleted"
-    refuse(monkeypatch, "repo_state", gone, GatedError("not here", where=gone))
+    refuse(monkeypatch, "repo_state", gone, error("not here", where=gone))
     bot = bot_for(rule_for(base, agents={"authors": ["ada"], "exclude": [gone, f"{gone}-too", out]}))
     assert skipped(one(bot.watchers.poll())) == {out: "excluded"}
     agents.api.move_repo(out, f"{out}-renamed")
@@ -337,6 +340,7 @@ def test_a_private_candidate_and_what_a_rule_did_while_it_was_private_are_told_t
     assert (joined(openly), skipped(openly)) == ([shown, copy], {secret: "closed", unread: "E_FORMAT"})
     assert (joined(hidden), skipped(hidden)) == ([secret, shown], {copy: "copy", unread: "E_FORMAT"})
     assert [view.name for view in bot.source.watchers(None)] == ["watch"]
+    bot.ledger.refuse("watch", replace(hidden.decision.merge, target="ada/taken"), "E_TARGET_EXISTS", secret)
     bot = bot_for(rule_for(base), rule_for(base, name="hidden"))
     stranger, own = (repr(bot.source.watchers(who)) for who in (None, Visitor("ada", "token")))
     for name in (secret, unread, hidden.decision.merge.target):

@@ -17,7 +17,7 @@ from watch_helpers import RIGHT, SECRET, payload, post, serving
 
 from hubmerge.errors import DiskError, LoginError
 from workflows.jobs.store import Store
-from workflows.watchers.webhook import MAX_BODY_BYTES, PATH, Inbox, pushes, webhook_route
+from workflows.watchers.webhook import MAX_BODY_BYTES, PATH, Inbox, Push, pushes, webhook_route
 
 SHA = "a" * 40
 
@@ -54,6 +54,8 @@ def test_without_a_secret_there_is_no_route(inbox: Inbox, secret: SecretStr | No
         ({}, 401),
         ({"Authorization": f"Bearer {SECRET}"}, 401),
         ({"X-Webhook-Secret": SECRET[:-1]}, 403),
+        ({"X-Webhook-Secret": SECRET + "x"}, 403),
+        ({"X-Webhook-Secret": SECRET.upper()}, 403),
         ({"X-Webhook-Secret": "ÿ" * 10}, 403),
     ],
 )
@@ -113,15 +115,21 @@ def test_an_endless_body_ends_at_the_limit(served: str) -> None:
     [
         {"updatedRefs": [{"ref": "refs/pr/1", "oldSha": None, "newSha": SHA}]},
         {"updatedRefs": [{"ref": "refs/heads/main", "oldSha": SHA, "newSha": None}]},
+        {"updatedRefs": [{"ref": "refs/heads/dev", "oldSha": None, "newSha": SHA}]},
+        {"updatedRefs": [{"ref": "refs/tags/main", "oldSha": None, "newSha": SHA}]},
         {"updatedRefs": [{"ref": "refs/heads/main", "newSha": SHA.upper()}]},
         {"updatedRefs": [{"ref": "refs/heads/main", "newSha": 7}, "x", None, []]},
         {"updatedRefs": {"ref": "refs/heads/main", "newSha": SHA}},
+        {"updatedRefs": None},
         {"event": {"action": "create", "scope": "discussion"}},
+        {"event": {"action": "create", "scope": ["repo"]}},
         {"event": "repo"},
         {"repo": {"type": "dataset", "name": "zoo/agent"}},
         {"repo": {"type": "model", "name": "../etc/passwd"}},
         {"repo": {"type": "model", "name": "agent"}},
+        {"repo": {"type": "model", "name": "https://evil/zoo/agent"}},
         {"repo": {"type": "model", "name": 7}},
+        {"repo": None},
     ],
 )
 def test_what_is_no_push_to_main_of_a_model_is_forgotten(served: str, inbox: Inbox, changes: dict[str, Any]) -> None:
@@ -136,6 +144,16 @@ def test_a_thousand_refs_in_one_delivery_are_few_rows_wherever_main_stands_among
     assert len(found) == 100
     assert inbox.receive(found) == 100
     assert inbox.receive(found) == 0
+
+
+def test_a_delivery_waits_once_until_it_is_handled(inbox: Inbox) -> None:
+    old, new = (Push("zoo/agent", c * 40) for c in "ab")
+    assert inbox.receive([old, old]) == 1
+    handled = list(inbox.pending())
+    assert inbox.receive([old, new]) == 1
+    inbox.settle(handled)
+    assert len(inbox.pending()) == 1
+    assert inbox.receive([new]) == 0
 
 
 def test_a_delivery_that_cannot_be_kept_is_to_be_sent_again(server: tuple[str, SimpleNamespace]) -> None:
