@@ -165,6 +165,8 @@ def test_a_failed_job_is_tried_again_with_its_owner_s_present_sign_in(zoo_hub: L
     assert VAULT.open(job.id, sealed, datetime.now(UTC)).get_secret_value() == "a newer token"
     service.retry(job.id, ada)
     assert store.sealed_token(job.id) == sealed  # one that waits already stays as it is
+    service.cancel(job.id, ada)
+    assert service.retry(job.id, ada).state == "queued"
 
 
 def test_everybody_may_know_how_many_public_jobs_are_under_way_however_many_wait(store: Store) -> None:

@@ -21,7 +21,7 @@ from job_helpers import QUICK, claim, job_id, make_worker, new_job, running
 from processes import ROOT, printed_by, until
 from pydantic import SecretStr
 
-from hubmerge.errors import DiskError, InternalError, LoginError, SettingsError
+from hubmerge.errors import HubmergeError, InternalError, LoginError, SettingsError
 from hubmerge.isolation.child import append_to_log
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.settings import Settings
@@ -48,10 +48,11 @@ def test_a_fresh_sign_in_replaces_the_token_of_a_waiting_job_and_gives_none_to_o
 
 def test_a_database_of_another_version_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
     Store(tmp_path).close()
-    with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:
-        raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    with pytest.raises(InternalError, match=f"expected schema {SCHEMA_VERSION}, got schema {SCHEMA_VERSION + 1}"):
-        Store(tmp_path)
+    for version in (1, SCHEMA_VERSION + 1):
+        with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:
+            raw.execute(f"PRAGMA user_version = {version}")
+        with pytest.raises(InternalError, match=f"expected schema {SCHEMA_VERSION}, got schema {version}"):
+            Store(tmp_path)
     (tmp_path / "jobs.sqlite3").write_bytes(b"no database" * 1000)
     with pytest.raises(InternalError, match="the job database is damaged"):
         Store(tmp_path)
@@ -80,11 +81,21 @@ def test_a_locked_database_is_busy_and_readable(tmp_path: Path, store: Store, mo
     waiting.close()
 
 
-def test_a_network_disk_is_told_from_a_full_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("SQLITE_IOERR_SHMMAP", r"E_DISK: .* got disk I/O error. Set HUBMERGE_DATA to a folder on a local disk"),
+        ("SQLITE_IOERR_SHMSIZE", r"E_DISK: .* got disk I/O error. Free some disk"),
+        ("SQLITE_PROTOCOL", "E_BUSY: the job database is locked by another process"),
+    ],
+)
+def test_a_network_disk_is_told_from_a_full_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
     refused = sqlite3.OperationalError("disk I/O error")
-    refused.sqlite_errorname = "SQLITE_IOERR_SHMMAP"
+    refused.sqlite_errorname = name
     monkeypatch.setattr("workflows.jobs.schema._configure", Mock(side_effect=refused))
-    with pytest.raises(DiskError, match="Set HUBMERGE_DATA to a folder on a local disk"):
+    with pytest.raises(HubmergeError, match=told):
         Store(tmp_path)
 
 

@@ -24,10 +24,15 @@ from workflows.jobs.schema import SETS
 from workflows.jobs.store import Store
 
 
-def test_a_failed_identity_submitted_again_is_a_new_attempt(store: Store) -> None:
+@pytest.mark.parametrize("end", ["fail", "cancel"])
+def test_a_failed_or_cancelled_identity_submitted_again_is_a_new_attempt(store: Store, end: str) -> None:
     store.submit(new_job("a", max_attempts=2))
     store.submit(new_job("b"))
-    ended(store, FINAL)
+    if end == "fail":
+        ended(store, FINAL)
+    else:
+        job = claim(store)
+        store.cancelled(job.id, job.fence)
     again = store.submit(new_job("a", max_attempts=2))
     assert (again.state, again.error, again.finished, again.failures) == (State.QUEUED, None, None, 0)
     assert (again.attempt, again.max_attempts) == (1, 3)
@@ -227,6 +232,14 @@ def test_a_disk_that_others_fill_for_three_minutes_loses_no_job(store: Store, cl
         if (job := store.claim("w1")) is not None:
             assert store.fail(job.id, job.fence, RETRYABLE).state is State.QUEUED
         clock.pass_time(1.0)
+
+
+def test_a_released_job_is_due_at_once_and_loses_no_attempt(store: Store) -> None:
+    store.submit(new_job("a", max_attempts=1))
+    for _ in range(3):
+        job = claim(store)
+        assert store.release(job.id, job.fence).state is State.QUEUED
+    assert claim(store).attempt == 4
 
 
 def test_a_job_whose_worker_dies_in_every_attempt_fails(store: Store, clock: FakeClock) -> None:
