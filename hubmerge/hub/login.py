@@ -28,7 +28,11 @@ def stored_token(endpoint: str) -> str | None:
         return None
     try:
         with translated("HF_OIDC_RESOURCE"):  # the one place that the client asks somebody for a token
-            return get_token()
+            try:
+                return get_token()
+            except UnicodeDecodeError:
+                step = "Write the token into it as UTF-8, or run `hf auth login` again."
+                raise LoginError("the login is no text", where=constants.HF_TOKEN_PATH, next_step=step) from None
     except errors.OIDCError as error:
         raise LoginError(
             "no token for this job of a CI service",

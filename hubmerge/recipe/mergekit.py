@@ -112,10 +112,19 @@ _FALSE = (False, 0, "false", "no", "off")
 class Reading(Document):
     """A document being read, with the value that each parameter has for each model.
 
-    As mergekit 0.1.5 does, it looks for a parameter in the source within a slice, then in the slice and the document.
-    It does so for each tensor anew, since filters may leave some undecided. A model's own `parameters` under `models`
-    count as those of its source in one slice that is the whole model.
+    As mergekit 0.1.5 does, it looks for a parameter in the source within a slice, then in the slice, the module and the
+    document. It does so for each tensor anew, since filters may leave some undecided. A model's own `parameters` under
+    `models` count as those of its source in one slice that is the whole model.
     """
+
+    def constant(self, key: str, default: float) -> float:
+        """A shared parameter that has one value for all tensors."""
+        found = self.number(key, default)
+        if isinstance(found, tuple):
+            step = "Give it one value."
+            self.refuse(f"`{key}` differs from tensor to tensor", "parameters", key, next_step=step)
+            return default
+        return found
 
     def flag(self, key: str, default: bool) -> bool:
         found: list[Any] = []
@@ -131,8 +140,15 @@ class Reading(Document):
         return bool(found[0]) if found else default
 
     def _flag(self, value: Any, *path: object) -> Any:
+        if isinstance(value, list) and value and (isinstance(value[0], Mapping) or len(set(map(str, value))) == 1):
+            value = value[0]  # of conditions: the first that holds decides
+        if isinstance(value, Mapping):
+            if value.get("filter") not in (None, "*"):
+                self.refuse("a flag that differs from tensor to tensor", *path, got=value["filter"])
+                return None
+            value = value.get("value")
         value = value.lower() if isinstance(value, str) else value
-        if isinstance(value, list | Mapping) or value not in (*_TRUE, *_FALSE):
+        if isinstance(value, list) or value not in (*_TRUE, *_FALSE):
             self.refuse("true or false is needed", *path, got=value)
             return None
         return value in _TRUE
@@ -250,6 +266,8 @@ def _linear(reading: Reading) -> _Meaning:
             got="others" if total is None else total,
             next_step="Set normalize: true.",
         )
+    if total == 0:
+        reading.refuse("weights that add up to 0, so that their mean does not exist", "models")
     notes: tuple[str, ...] = ()
     if reading.document.get("base_model") is None:
         notes = (_NO_BASE.format(model=reading.base.name),)
@@ -293,14 +311,14 @@ def _dare_ties(reading: Reading) -> _Meaning:
 
 
 def _ram(reading: Reading) -> _Meaning:
-    return _Meaning("ram", reading.unweighted(), {"epsilon": written(reading.number("epsilon", 1e-5))})
+    return _Meaning("ram", reading.unweighted(), {"epsilon": reading.constant("epsilon", 1e-5)})
 
 
 def _ramplus_tl(reading: Reading) -> _Meaning:
     parameters = {
         "r": written(reading.number("r", 0.1)),
         "alpha": written(reading.number("alpha", 0.2)),
-        "epsilon": written(reading.number("epsilon", 1e-5)),
+        "epsilon": reading.constant("epsilon", 1e-5),
         "scope": "tensor",
     }
     return _Meaning("ram_plus", reading.unweighted(), parameters)

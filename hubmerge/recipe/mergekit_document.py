@@ -33,15 +33,10 @@ _PER_MODEL: Mapping[str, tuple[str, ...]] = {
 _EVERY_PARAMETER = frozenset(key for table in (_SHARED, _PER_MODEL) for keys in table.values() for key in keys)
 _EVERY_PARAMETER |= {"int8_mask"}  # which changes no number
 
-_KEYS = (
-    *("merge_method", "base_model", "models", "slices", "parameters", "dtype", "out_dtype"),
-    *("tokenizer_source", "tokenizer"),
-)
+_INPUTS = ("models", "slices", "modules")
+_KEYS = ("merge_method", "base_model", *_INPUTS, "parameters", "dtype", "out_dtype", "tokenizer_source", "tokenizer")
 _IGNORED = "Remove it; mergekit ignores it."
-_REFUSED = {
-    "chat_template": "Remove it: the result keeps its tokenizer's template; set another one in the published repo.",
-    "modules": "List whole models under `models`: all of their parts are merged alike.",
-}
+_CHAT_TEMPLATE = "Remove it: the result keeps its tokenizer's template; set another one in the published repo."
 _DTYPES = ("float32", "bfloat16", "float16")
 
 _STACKED = "Give every slice the same models and layer_range, and let each begin where the one before it ends, from 0."
@@ -58,11 +53,6 @@ _TOKENIZER = (
     "of the base; mergekit gives each its agent's row, and names them in a union."
 )
 
-_PRECISION = (
-    "Precision: mergekit computes in `dtype`, or without it in the widest dtype of each tensor among the models; "
-    "hubmerge computes in float32 on the inputs as they are and rounds once."
-)
-
 Path = tuple[object, ...]
 Tables = tuple[tuple[Mapping[str, Any], Path], ...]  # parameters, each with its place
 
@@ -72,7 +62,7 @@ class Part:
     """A range of layers, with the tables in which parameters are looked up, in this order."""
 
     layers: tuple[int, int] | None  # None: the whole model
-    shared: Tables  # of the slice
+    shared: Tables  # of the slice and the module
 
 
 @dataclass(frozen=True)
@@ -112,9 +102,9 @@ class Document:
     def check_top_level(self) -> None:
         """Check keys, dtypes, tokenizer, and parameters that no method knows."""
         for key, value in self.document.items():
-            if key in _REFUSED:
+            if key == "chat_template":
                 if value is not None:
-                    self.refuse(f"`{key}` of mergekit is not supported", key, next_step=_REFUSED[key])
+                    self.refuse("`chat_template` of mergekit is not supported", key, next_step=_CHAT_TEMPLATE)
             elif key not in _KEYS:
                 step = "Write it under `parameters`." if key in _EVERY_PARAMETER else did_you_mean(key, _KEYS)
                 what, known = "a key that mergekit does not know", ", ".join(_KEYS)
@@ -176,25 +166,28 @@ class Document:
 
     def read_inputs(self) -> None:
         """Find the base and the agents with their parameters, and the parts."""
-        if self.document.get("modules") is not None:
-            return
-        given = [key for key in ("models", "slices") if self.document.get(key) is not None]
+        given = [key for key in _INPUTS if self.document.get(key) is not None]
         if len(given) != 1:
-            what = "both `models` and `slices`" if given else "no list of models"
+            what = "no list of models" if not given else "more than one of `models`, `slices` and `modules`"
             self.refuse(what, given[-1] if given else "models")
         base_name = self._name(self.document.get("base_model"), "base_model")
-        sliced = "slices" in given
-        listed = self.document["slices" if sliced else "models"] if given else None
+        table: Mapping[str, Any] = self.document
+        path: Path = ()
+        module: Tables = ()
+        if given == ["modules"]:
+            table, path, module = self._only_module()
+        sliced = table.get("slices") is not None
+        listed = table["slices"] if sliced else table.get("models")
         if not isinstance(listed, list) or not listed:
-            if given:
-                self.refuse("no list of models", given[-1], got=listed)
+            if given and (table or not self.problems):
+                self.refuse("no list of models", *path, "models", got=listed)
             return
         inputs: dict[str, Input] = {}
         if sliced:
-            self._slices(listed, base_name, inputs)
+            base_name = self._slices(listed, (*path, "slices"), module, base_name, inputs)
         else:
-            self.parts = (Part(None, ()),)
-            self._sources(listed, ("models",), 0, base_name, inputs, ())
+            self.parts = (Part(None, module),)
+            self._sources(listed, (*path, "models"), 0, base_name, inputs, ())
         if base_name is None and self.document.get("base_model") is None:
             if self.document["merge_method"] == "linear":
                 self._take_first_as_base(list(inputs.values()))
@@ -218,18 +211,43 @@ class Document:
         if inputs:
             self.base, self.agents = inputs[0], tuple(inputs[1:])
 
+    def _only_module(self) -> tuple[Mapping[str, Any], Path, Tables]:
+        """The one module of a model, as if its models or slices stood in the document."""
+        modules = self.document.get("modules")
+        if not isinstance(modules, Mapping) or not modules:
+            self.refuse("`modules` is a table of modules", "modules", got=modules)
+            return {}, (), ()
+        if len(modules) > 1:
+            step = "List whole models under `models`: all of their parts are merged alike."
+            self.refuse("several `modules`, each merged in its own way", "modules", got=list(modules), next_step=step)
+        name, table = next(iter(modules.items()))
+        path = ("modules", str(name)[:80])
+        if not isinstance(table, Mapping) or (table.get("models") is None) == (table.get("slices") is None):
+            self.refuse("a module has either `models` or `slices`", *path, got=table)
+            return {}, path, ()
+        self._check_keys("module", table, path, ("models", "slices", "parameters", "name"))
+        return table, path, self._level(table, path)
+
     def _check_keys(self, what: str, table: Mapping[str, Any], path: Path, known: tuple[str, ...]) -> None:
         for key in table:
             if key not in known:
                 step = "Write it under `parameters`." if key in _EVERY_PARAMETER else _IGNORED
                 self.refuse(f"a key that a {what} does not have", *path, str(key)[:80], next_step=step)
 
-    def _slices(self, listed: list[Any], base_name: str | None, inputs: dict[str, Input]) -> None:
-        """Read the slices, which must make up the whole model."""
+    def _level(self, table: Mapping[str, Any], path: Path) -> Tables:
+        """The parameters of a slice or module, checked."""
+        own = table.get("parameters")
+        self._check_parameters(own, path, shared=True)
+        return ((own, path),) if isinstance(own, Mapping) else ()
+
+    def _slices(
+        self, listed: list[Any], path: Path, module: Tables, base_name: str | None, inputs: dict[str, Input]
+    ) -> str | None:
+        """The slices, which must make up the whole model, and the base that they name if the document names none."""
         parts: list[Part] = []
         end, first_names = 0, None
         for number, table in enumerate(listed):
-            here = ("slices", number)
+            here = (*path, number)
             sources = table.get("sources") if isinstance(table, Mapping) else None
             if not isinstance(sources, list) or not sources:
                 self.refuse("a slice is a table with `sources`", *here, got=table)
@@ -240,7 +258,9 @@ class Document:
                 self.refuse("`residual_weight` of mergekit is not supported", *at, next_step=_IGNORED)
             if table.get("base_model") is not None:
                 own_base = self._name(table["base_model"], *here, "base_model")
-                if own_base != base_name:
+                if base_name is None and number == 0 and self.document.get("base_model") is None:
+                    base_name = own_base
+                elif own_base != base_name:
                     step = "Name one `base_model` at the top of the document."
                     self.refuse("a slice with a base of its own", *here, "base_model", got=own_base, next_step=step)
             found = [self._range(source, (*here, "sources", k)) for k, source in enumerate(sources)]
@@ -256,17 +276,17 @@ class Document:
                 what = "layers that are repeated or in another order" if layers[0] < end else "layers that are left out"
                 self.refuse(what, *here, expected=f"from layer {end}", got=list(layers), next_step=_STACKED)
             end = layers[1]
-            own = table.get("parameters")
-            self._check_parameters(own, here, shared=True)
-            parts.append(Part(layers, ((own, here),) if isinstance(own, Mapping) else ()))
+            parts.append(Part(layers, (*self._level(table, here), *module)))
             names = self._sources(sources, (*here, "sources"), len(parts) - 1, base_name, inputs, ("layer_range",))
-            self._without_base |= base_name not in names
+            unnamed = self.document.get("base_model") is None and table.get("base_model") is None
+            self._without_base |= unnamed or base_name not in names
             if first_names is not None and set(names) - {base_name} != set(first_names) - {base_name}:
                 self.refuse(
                     "other models than in the slice before, so that layers are stacked", *here, next_step=_STACKED
                 )
             first_names = names
         self.parts = tuple(parts)
+        return base_name
 
     def _range(self, source: Any, path: Path) -> tuple[int, int] | None:
         layers = source.get("layer_range") if isinstance(source, Mapping) else None
@@ -375,7 +395,20 @@ class Document:
         )
 
     def _precision(self) -> tuple[str, ...]:
-        return () if str(self.document.get("dtype")).removeprefix("torch.") == "float32" else (_PRECISION,)
+        dtype = self.document.get("dtype")
+        if dtype is None:
+            return (
+                "Precision: without `dtype` mergekit computes in the widest dtype of each tensor among the models"
+                + ("" if self.output_dtype else " and stores that")
+                + "; hubmerge computes in float32 and rounds once"
+                + ("." if self.output_dtype else ", to the base's dtype."),
+            )
+        if str(dtype).removeprefix("torch.") == "float32":
+            return ()
+        return (
+            f"Precision: mergekit converts every input to `dtype: {dtype}` and computes in it; hubmerge computes in "
+            "float32 on the inputs as they are and rounds once.",
+        )
 
 
 def _as_text(model: Any) -> Any:

@@ -33,6 +33,7 @@ def with_scales(model: Model) -> View:
     """The model with every fp8 tensor times its scale. A tensor without a fitting scale is left as it is."""
     tensors = dict(model.tensors)
     strange: list[str] = []
+    unused: list[str] = []
     for name, tensor in model.tensors.items():
         if tensor.entry.dtype not in FP8:
             continue
@@ -49,7 +50,10 @@ def with_scales(model: Model) -> View:
         tensors[name] = ScaledTensor.of(tensor, scale, block)
         del tensors[scales[0]]
         for end in _ACTIVATIONS:
-            tensors.pop(name.removesuffix("weight") + end, None)
+            other = name.removesuffix("weight") + end
+            if other in tensors:
+                del tensors[other]
+                unused.append(other)
     problems = []
     if strange:
         problems.append(
@@ -67,8 +71,11 @@ def with_scales(model: Model) -> View:
     for key in _CONFIGS:
         if _is_plain_fp8(config.get(key)):
             del config[key]
+    warnings = []
+    if unused:
+        warnings.append(f"{model.ref.id}: scales of activations are left out: {named(unused)}")
     seen = replace(model, tensors=MappingProxyType(tensors), config=MappingProxyType(config))
-    return View(seen, tuple(problems))
+    return View(seen, tuple(problems), tuple(warnings))
 
 
 def _block(tensor: StoredTensor, scale: StoredTensor, config: Mapping[str, Any]) -> tuple[int, int] | None:

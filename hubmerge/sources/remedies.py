@@ -43,6 +43,12 @@ _TRAINED = (
         "accelerate merge-weights {0}/pytorch_model_fsdp_0 {0}",
         "",
     ),
+    (
+        re.compile(r"(?:(.+)/)?adapters\.safetensors"),
+        "an adapter of MLX",
+        "mlx_lm.fuse --model BASE --adapter-path {0} --save-path {0}/fused",
+        "/fused",
+    ),
 )
 _FOLDER = re.compile(r"\w[\w.\-]*(?:/\w[\w.\-]*)*", re.ASCII)
 _CLASS = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}", re.ASCII)
@@ -70,6 +76,8 @@ class Place:
         if pickled := sorted(f for f in self.files if _PICKLED.fullmatch(f)):
             named = ", ".join(ascii(f)[1:-1] for f in pickled[:3])
             return self._error(expected, f"{named} (pickled, which can run code)", self._convert(config))
+        if converted := self._trained():
+            return self._error(expected, *converted)
         if others := sorted(f for f in self.files if "/" not in f and f.endswith(".safetensors")):
             return FormatError(
                 "no safetensors weights under transformers' names",
@@ -81,8 +89,6 @@ class Place:
         for kind, ends in _BELOW.items():
             if below := self._below(ends):
                 return self._error(expected, f"{kind} in {', '.join(below[:3])}", self._take(below[0]))
-        if converted := self._trained():
-            return self._error(expected, *converted)
         found = sorted(f for f in self.files if PurePosixPath(f).suffix in _OTHER)
         named = ", ".join(ascii(f)[1:-1] for f in found[:3]) or "neither"
         if any(f.endswith(".gguf") for f in found):
@@ -109,6 +115,9 @@ class Place:
             parts = {match[1] or "" for f in self.files if (match := pattern.fullmatch(f))}
             for part in sorted((p for p in parts if not p or _FOLDER.fullmatch(p)), key=_latest_first):
                 below, fetch = f"/{part}".rstrip("/"), ""
+                done = (below + result).lstrip("/")
+                if any(done + end in self.files for end in _BELOW["models"]):  # saved as a model, too
+                    return f"models in {done}", self._take(done)
                 here, name = shlex.quote(str(self.folder)), self._local(below + result)
                 if self.folder is None:
                     here = _plain(self.id.rpartition("/")[2])

@@ -18,6 +18,7 @@ from typing import Any
 import httpx2
 import huggingface_hub
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.utils import _http
 from processes import Beside, printed_by
 from scripted_hub import Answer, Request, ScriptedHub, error
@@ -37,7 +38,9 @@ from hubmerge.hub import client
 from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience, TransientHubError, asked_pause_s, tell_retries
+from hubmerge.hub.login import stored_token
 from hubmerge.hub.names import FileInfo, blob_id
+from hubmerge.settings import DEFAULT_ENDPOINT
 
 
 @pytest.mark.parametrize(
@@ -610,6 +613,13 @@ def test_a_token_that_ends_is_told_from_a_repo_that_is_gone_whatever_words_the_h
     for ask in (lambda: hub.head("org/model"), lambda: hub.read_file("org/model", "a" * 40, "config.json")):
         with pytest.raises(LoginError, match="not valid or has expired"):
             ask()
+
+
+def test_a_login_that_a_windows_shell_wrote_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "token").write_text("hf_canary_token", encoding="utf-16")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    with pytest.raises(LoginError, match=rf"no text in {tmp_path}/token\. Write the token into it as UTF-8"):
+        stored_token(DEFAULT_ENDPOINT)
 
 
 @pytest.mark.parametrize(("token", "code"), [("", ""), ("hf_canary_token", "RepoNotFound")], ids=str)

@@ -106,18 +106,23 @@ def test_values_over_layers_and_by_filters_are_those_of_the_recipe(setting: str,
 
 
 def test_a_value_of_each_level_comes_before_those_of_the_levels_around_it():
-    text = f"merge_method: task_arithmetic\n{BASE}parameters: {{weight: [1, 2], lambda: 0.5}}\n" + slices(
-        (
-            "layer_range: [0, 2], parameters: {weight: [{filter: mlp, value: 7}]}",
-            "layer_range: [0, 2]",
-            "weight: [{filter: up, value: 5}]",
-            "",
-        ),
-        ("layer_range: [2, 6]", "layer_range: [2, 6]", "weight: 0.25, lambda: 1", ""),
+    text = (
+        f"merge_method: task_arithmetic\n{BASE}parameters: {{weight: [1, 2], lambda: 0.5}}\n"
+        "modules:\n  default:\n    parameters: {weight: [{filter: norm, value: 3}]}\n    "
+        + slices(
+            (
+                "layer_range: [0, 2], parameters: {weight: [{filter: mlp, value: 7}]}",
+                "layer_range: [0, 2]",
+                "weight: [{filter: up, value: 5}]",
+                "",
+            ),
+            ("layer_range: [2, 6]", "layer_range: [2, 6]", "weight: 0.25, lambda: 1", ""),
+        ).replace("\n", "\n    ")
     )
     head, tail = {"layers": [0, 2]}, {"layers": [2, 6], "value": 0.25}
     shared = [
         {"filter": "up", **head, "value": 5.0},
+        {"filter": "norm", **head, "value": 3.0},
         {**head, "value": [1.0, 2.0]},
     ]
     assert agents_of(text) == [
@@ -209,7 +214,7 @@ def test_the_output_is_stored_as_the_document_says(dtypes: str, stored: str | No
 
 
 def test_flags_are_read_as_mergekit_reads_them():
-    for flag in ("true", "1", "yes", "on", "True"):
+    for flag in ("true", "1", "yes", "on", "True", "[true, true]", "{value: true}", "[{value: true}]"):
         text = document("task_arithmetic", WEIGHED, FLOAT32 + f"parameters: {{normalize: {flag}}}\n")
         assert recipe_from_yaml(text).parameters["normalize"] is True
 
@@ -270,8 +275,9 @@ def second_half(more: str) -> str:
         (HEAD + slices(HALVES[0]).replace("[0, 8]}", "[8, 0]}", 1), "source 1", "a source is a table"),
         (HEAD + slices(HALVES[0]) + slices(HALVES[1])[8:].replace("org/a", "org/c"), "slice 2", "other models"),
         (HEAD + "slices: [{}]\n", "slice 1", "with `sources`"),
-        (HEAD + models() + slices(*HALVES), "slices", "both `models` and"),
-        (HEAD + "modules: {default: {models: [{model: org/a}]}}\n", "modules", "not supported"),
+        (HEAD + models() + slices(*HALVES), "slices", "more than one of"),
+        (HEAD + "modules: {default: {}}\n", "modules → default", "either `models` or `slices`"),
+        (HEAD + "modules: {a: {models: [{model: org/a}]}, b: {models: [{model: org/a}]}}\n", "modules", "several"),
         (document("ties", models("weight: 1, density: [2, 0.5]", "weight: 1")), "model 1", "exceeds 1"),
         (document("ties", models("weight: 1, density: [0.5, 0]", "weight: 1")), "model 1", "keeps nothing"),
         (
@@ -279,7 +285,12 @@ def second_half(more: str) -> str:
             "parameters → rescale",
             "densities that differ",
         ),
-        (document("ram", more="parameters: {epsilon: [0, 1e-4]}\n"), "parameters", "epsilon must be one value"),
+        (document("ram", more="parameters: {epsilon: [0, 1e-4]}\n"), "parameters → epsilon", "differs from tensor to"),
+        (
+            document("ties", WEIGHED, "parameters: {normalize: [{filter: mlp, value: true}]}\n"),
+            "parameters → normalize",
+            "a flag that differs",
+        ),
         ("merge_method: linear\nmodels: [{model: org/a}]\nparameters: {weight: 1}\n", "models", "single model"),
         ("merge_method: linear\n" + models("weight: 1", "weight: 1").replace("org/a", "org/c+org/l"), "model", "LoRA"),
         ("base_model: org/base\ngate_mode: random\nexperts: [{source_model: org/a}]\n", "", "mixture of experts"),
@@ -306,6 +317,7 @@ def second_half(more: str) -> str:
         (RAM + "parameters: {epsilonn: 1}\n", "parameters → epsilonn", "unknown parameter"),
         (document("task_arithmetic", models("", "weight: 1")), "model 1", "no `weight` for org/a"),
         (document("linear", WEIGHED), "base_model", "no `weight` for org/base@v1"),
+        (document("linear", models("weight: 1", "weight: -1", base="weight: 0")), "models", "add up to 0"),
         (
             document("linear", models("weight: 1", "weight: 1", base="weight: 0"), "parameters: {normalize: false}\n"),
             "parameters → normalize",
@@ -420,6 +432,16 @@ def test_slices_without_the_base_that_mergekit_requires_are_counted_from_it_and_
         recipe = recipe_from_yaml(sliced("ties", slices))
         assert str(recipe.base) == "org/base"
         assert any(note.startswith("Base: mergekit refuses a slice") for note in recipe.notes) == told
+
+
+def test_one_module_is_the_model_and_a_base_may_stand_in_the_first_slice_alone():
+    content = json.loads(sliced("ties", [WITH_BASE, WITH_BASE]))
+    plain = recipe_from_yaml(json.dumps(content)).to_dict()
+    first, second = whole = content.pop("slices")
+    in_module = {**content, "modules": {"default": {"slices": whole}}}
+    in_slice = {"merge_method": "ties", "slices": [{**first, "base_model": content.pop("base_model")}, second]}
+    for other in (in_module, in_slice):
+        assert recipe_from_yaml(json.dumps(other)).to_dict() == plain
 
 
 def test_more_values_over_all_slices_than_a_recipe_takes_are_refused():

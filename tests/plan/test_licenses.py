@@ -40,9 +40,11 @@ def test_the_strictest_input_wins(inputs: list[str], expected: str):
     ("inputs", "name"),
     [
         (["gpl-3.0", "cc-by-sa-4.0"], "gpl-3.0-and-cc-by-sa-4.0"),
+        (["gpl-2.0", "gpl-3.0"], "gpl-2.0-and-gpl-3.0"),
         (["apache-2.0", "gpl-2.0"], "apache-2.0-and-gpl-2.0"),
         (["afl-3.0", "agpl-3.0"], "afl-3.0-and-agpl-3.0"),
         (["llama3.1", "llama3.2", "mit"], "llama3.1-and-llama3.2"),
+        (["llama3", "cc-by-nc-4.0"], "llama3-and-cc-by-nc-4.0"),
         (["openrail++", "openrail"], "openrail-and-openrailpp"),
     ],
 )
@@ -136,6 +138,13 @@ def test_licenses_within_a_name_of_one_s_own_bind_the_choice(name: str, binding:
     assert choose(decision, "other").name == terms
 
 
+def test_a_choice_keeps_the_reason_for_which_it_was_asked():
+    chosen = choose(strictest(["license", "mit"]), "mit")
+    assert "chosen by the user" in chosen.reason
+    assert "'license'" in chosen.reason
+    assert chosen.as_dict() == {"id": "mit", "reason": chosen.reason}
+
+
 def test_every_license_of_the_hub_is_known_refused_or_undecided():
     assert set(KNOWN) | NO_DERIVATIVES | UNDECIDED == LICENSES
     assert not set(KNOWN) & (NO_DERIVATIVES | UNDECIDED)
@@ -148,6 +157,14 @@ def test_covering_is_a_partial_order():
         for b in covered[a] - {a}:
             assert a not in covered[b]
             assert covered[b] <= covered[a]
+
+
+@pytest.mark.parametrize(
+    ("free", "gnu"),
+    [("apache-2.0", "lgpl-2.1"), ("ecl-2.0", "gpl-2.0"), ("afl-3.0", "agpl-3.0"), ("bsd", "gpl-3.0")],
+)
+def test_what_a_gnu_license_must_not_take_up_stays_beside_it(free: str, gnu: str):
+    assert strictest([free, gnu]).id == "other"
 
 
 @given(several, st.randoms(use_true_random=False))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -64,18 +67,67 @@ def refused(folder: Path, *files: Mapping[str, bytes], **more: Any) -> HubmergeE
 
 # --- names -------------------------------------------------------------------------------------------------------
 
+# of the names that transformers loads: weights in its own and other formats, cards, and what a trainer keeps
+DATA = re.compile(r"\w[\w.\-]*\.(json|txt|model|spm|jinja|codes|tokenizer|tiktoken|bpe|vocab|npy|yaml|bin|pt)")
+NO_COMPANIONS = re.compile(
+    r"config\.json|README\.md|modelcard\.json|\S+\.(bin|pt|h5|msgpack|ckpt\S*|safetensors|py)|\S+\.index\.json"
+    r"|adapter_config\.json|trainer_state\.json|export\.json|optimizer\S*|ds_config\.json|all_results\.json"
+)
+
+
+NAMED = re.compile(r"(?i:vocab_files_names)|[A-Z_]+_(?:NAME|FILE)|extra_config_files")
+STATED = re.compile(rf"^ *(?:{NAMED.pattern})\b.*=", re.MULTILINE)
+
+
+def names_in_transformers() -> Iterator[tuple[str, str]]:
+    """(name, module) of every file that a class of transformers says it loads, read from its source."""
+    root = Path(str(find_spec("transformers").submodule_search_locations[0]))  # type: ignore[union-attr, index]
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if not STATED.search(text):  # most, and all take a minute to parse
+            continue
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.Assign(targets=[ast.Name(name)], value=value) | ast.AnnAssign(ast.Name(name), value=value):
+                    if NAMED.fullmatch(name) and value is not None:
+                        texts = (part.value for part in ast.walk(value) if isinstance(part, ast.Constant))
+                        yield from ((text, str(path.relative_to(root))) for text in texts if isinstance(text, str))
+
+
+@pytest.mark.slow
+def test_every_file_that_a_class_of_transformers_loads_goes_along():
+    found = {(n, where) for n, where in names_in_transformers() if DATA.fullmatch(n)}
+    assert len({name for name, _ in found}) > 35  # the search still finds them
+    tokenizers = {n for n, where in found if "tokenization" in where}
+    assert {"spiece.model", "source.spm", "prophetnet.tokenizer", "bpe.codes", "tokenizer.json"} <= tokenizers
+    dropped = {(n, where) for n, where in found if kind_of(n) is None and not NO_COMPANIONS.fullmatch(n)}
+    assert dropped == set()
+    assert {n for n in tokenizers if not is_of_tokenizer(n)} <= {"chat_template.jinja", "config.json"}
+
+
 MAKE_TOKENIZERS = (
     *("tokenizer.4.0.0.json", "tokenizer.model.v3", "tokenizer.mm.model.v7m1", "tekken.json", "tekken_240718.json"),
     *("tiktoken.model", "vocab-src.json", "target_vocab.json", "source.spm", "vocab.txt", "ice_text.model"),
-    *("tokenizer.json", "spiece.model", "prophetnet.tokenizer", "bpe.codes", "byte_maps.json"),
 )
-BELONG_TO_TOKENIZERS = ("added_tokens.json", "merges.txt", "normalizer.json", "emoji.json", "qwen.tiktoken", "dict.txt")
+BELONG_TO_TOKENIZERS = ("added_tokens.json", "merges.txt", "normalizer.json", "emoji.json", "qwen.tiktoken")
 
 
 def test_what_belongs_to_a_tokenizer_is_known_and_what_makes_one_alone():
     names = [*MAKE_TOKENIZERS, *BELONG_TO_TOKENIZERS]
     assert [n for n in names if kind_of(n) is None or not is_of_tokenizer(n)] == []
     assert [n for n in names if makes_tokenizer(n)] == [*MAKE_TOKENIZERS]
+
+
+SENTENCE_TRANSFORMERS = (
+    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
+    *("sentence_xlm-roberta_config.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"),
+    *("1_SpladePooling/config.json", "0_Router/router_config.json", "3_LSTM/lstm_config.json"),
+    *("0_Router/query_0_SparseStaticEmbedding/config.json", "4_WeightedLayerPooling/config.json"),
+)
+
+
+def test_what_sentence_transformers_writes_goes_along_beside_a_list_of_modules():
+    assert [n for n in SENTENCE_TRANSFORMERS if kind_of(n, modules=True) is None or kind_of(n) is not None] == []
 
 
 STAY_BEHIND = (

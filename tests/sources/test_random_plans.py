@@ -176,7 +176,7 @@ def added(plan: Plan, name: str) -> dict[int, list[tuple[int, int]]]:
     return dict(enumerate(holders.values(), start=tokens.next_id))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(families())
 def test_a_plan_of_any_models_is_refused_or_reads_the_rows_that_their_tokenizers_say(
     family: tuple[dict[str, Any], list[Model]],

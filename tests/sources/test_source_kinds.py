@@ -98,6 +98,7 @@ def test_plain_fp8_is_accepted_and_scales_are_no_tensors_of_the_model(
     plan = plan_of(base, fp8_agent(tmp_path / "agent", scales, config, key), other)
     assert {t.dtype for t in plan.tensors()} == {"BF16"}
     assert not [t.name for t in plan.tensors() if "scale" in t.name]
+    assert any(f"scales of activations are left out: {Q}.input_scale" in w for w in plan.warnings)
     assert plan_summary(plan)["kinds"] == ["weights", "fp8 weights", "weights"]
 
 
@@ -144,6 +145,8 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
     "init_lora_weights: [1]": {"init_lora_weights": [1]},
     "something_new: 'x', lora_bias: True": {"something_new": "x", "lora_bias": True},
     "a wrong r": {"r": 0},
+    "a wrong r in adapter_config.json": {"r": True},
+    "a wrong lora_alpha": {"lora_alpha": "8"},
     "a wrong lora_alpha in": {"lora_alpha": float("nan")},
     "a wrong use_rslora": {"use_rslora": 1},
     "ends of names, got '(a+)+'. Merge the adapter into its base with PEFT": {"rank_pattern": {"(a+)+": 2}},
@@ -187,7 +190,12 @@ BAD_ADAPTERS: dict[str, Model] = {
     "without a pair of lora_A and lora_B": adapter({f"{WRAPPER}{HEAD}": (40, 16)}),
     "tensors that the base does not have": adapter(factors("model.layers.9.mlp.up_proj")),
     "If it is that one: merge the adapter into its base with PEFT": adapter(factors(f"model.language_{Q}")),
+    f"got {WRAPPER}{HEAD}": adapter({**PAIR, HEAD: (40, 16), f"{WRAPPER}{HEAD}": (40, 16)}),
     f"{Q}.weight: A 4×15, B 16×4, W 16×16": adapter(factors(columns=15)),
+    f"{Q}.weight: A 4×16, B 16×3, W 16×16": adapter({**PAIR, f"{WRAPPER}{Q}.lora_B.weight": (16, 3)}),
+    f"{EMBEDDING}: A 4×16, B 40×4, W 40×16": adapter(
+        {f"{WRAPPER}model.embed_tokens.lora_embedding_{part}": s for part, s in (("A", (4, 16)), ("B", (40, 4)))}
+    ),
     f"{Q}.weight: rank 2, where adapter_config.json says 4": adapter(factors(rank=2)),
     f"{Q}.weight: square, and fan_in_fan_out is not what others show": adapter(
         {**PAIR, **factors("model.layers.0.mlp.up_proj", rows=24)}, fan_in_fan_out=True
@@ -287,6 +295,13 @@ def test_a_local_adapter_tells_its_kind_and_is_pinned_by_its_config_too(tmp_path
     assert opened(write_adapter(tmp_path / "a", factors, lora_alpha=9)).ref.sha != model.ref.sha
 
 
+def test_a_pickled_adapter_is_refused_and_not_opened(tmp_path: Path):
+    folder = write_adapter(tmp_path / "a", pair(Q, *lora((16, 16))))
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    text = refuse_folder(FormatError, folder)
+    assert "expected adapter_model.safetensors, got adapter_model.bin (pickled, which can run code)" in text
+
+
 # --- what is no model --------------------------------------------------------------------------------------------
 
 
@@ -294,6 +309,7 @@ TRAINED = {
     "step_9/actor/model_world_size_2_rank_1.pt": "python -m verl.model_merger merge --backend fsdp --local_dir",
     "zero_to_fp32.py": "--safe_serialization",
     "pytorch_model_fsdp_0/__0_0.distcp": "accelerate merge-weights",
+    "adapters.safetensors": "mlx_lm.fuse --model BASE --adapter-path",
 }
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
-from plan_helpers import plan_of, refused
+from plan_helpers import NOWHERE, plan_of, refused
 from source_helpers import lora, pair, write_adapter
 
 from hubmerge.errors import FormatError, HubmergeError, IncompatibleError
 from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.sources.vocabulary import token_table, with_vocab_size
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -104,6 +106,47 @@ def test_the_number_of_rows_stands_where_the_base_states_it_or_has_its_default()
         assert with_vocab_size(stated, 43) == wanted
 
 
+def last_rows(plan: Plan) -> list[list[bytes]]:
+    """Of embedding and head: the last two rows of every model, in BF16."""
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, Path())) as reader:
+        return [
+            [
+                tensor(reader.values(k, read, t.elements - 32, 32), "BF16").raw.tobytes()
+                for k, read in enumerate(t.inputs)
+            ]
+            for t in plan.tensors()
+            if t.name in (EMBED, HEAD)
+        ]
+
+
+def test_the_added_rows_of_a_head_are_a_heads_also_in_an_agent_that_ties_it(tmp_path: Path, base: Path, padded: Path):
+    tied = {n: t for n, t in sparse_agent(BASE, 0.3, 2).items() if n != HEAD}
+    folder = write_model(tmp_path / "tied", tied, files={"tokenizer.json": tokenizer()})
+    embedding, head = last_rows(plan_of(base, folder, agent(tmp_path / "donor", 1, 2, ADDED)))
+    assert len(set(embedding)) == len(set(head)) == 1
+    assert embedding != head
+    small = cut(tied, 36)
+    short = write_model(tmp_path / "short", small, files={"tokenizer.json": tokenizer(36)}, config=llama_config(small))
+    for rows in last_rows(plan_of(padded, short, write_model(tmp_path / "other", sparse_agent(BASE, 0.3, 3)))):
+        assert rows[1] == rows[0], "the base's, where the agent has none"
+
+
+def test_a_token_whose_row_an_agent_lacks_is_not_of_that_agent(tmp_path: Path, padded: Path):
+    """Its row would be the base's, which fills the table up and stands for no token."""
+    files = {"tokenizer.json": tokenizer(36, {f"<{i}>": i for i in range(36, 42)})}
+    donors = [agent(tmp_path / name, seed, 2, files=files) for seed, name in enumerate(("one", "two"))]
+    small = cut(sparse_agent(BASE, 0.3, 3), 36)
+    short = write_model(tmp_path / "short", small, files=files, config=llama_config(small))
+    tables = []
+    for agents in ((*donors, short), donors):
+        plan = plan_of(padded, *agents)
+        with TensorReader(plan.models, LocalOrFetched(NOWHERE, Path())) as reader:
+            tables += [
+                reader.values(0, t.inputs[0], 0, t.elements).tobytes() for t in plan.tensors() if t.name == EMBED
+            ]
+    assert tables[0] == tables[1]
+
+
 def test_a_stored_copy_of_a_tied_head_needs_no_added_rows(tmp_path: Path):
     folders = []
     for seed, name in enumerate(("base", "plain", "donor")):
@@ -121,7 +164,7 @@ def test_a_tied_agent_brings_its_rows_for_both(tmp_path: Path, base: Path, plain
     untied = {n: t for n, t in BASE.items() if n != HEAD}
     tensors = grown(untied, 2)
     donor = write_model(tmp_path / "donor", tensors, files={"tokenizer.json": tokenizer(added=ADDED)})
-    assert rows_of(plan_of(base, plain, donor)) == {EMBED: 42, HEAD: 42}
+    assert all(rows == [tensors[EMBED].raw.tobytes()[-64:]] * 3 for rows in last_rows(plan_of(base, plain, donor)))
     base2, plain2 = write_model(tmp_path / "b2", untied), write_model(tmp_path / "p2", sparse_agent(untied, 0.2, 3))
     assert rows_of(plan_of(base2, plain2, donor)) == {EMBED: 42}
 
@@ -167,6 +210,12 @@ def test_an_ignored_vocabulary_is_the_bases(tmp_path: Path, base: Path, plain: P
     assert "tables of different sizes" in told
 
 
+def test_an_ignored_table_of_integers_cannot_grow_beside_a_head_that_does(tmp_path: Path, plain: Path):
+    base = write_model(tmp_path / "quantized", {**BASE, EMBED: tensor(np.zeros(BASE[EMBED].shape), "I64")})
+    told = refused(base, plain, agent(tmp_path / "donor", 1, 3, ADDED), ignore=[EMBED])
+    assert any(f"the base's {EMBED} holds no floats and cannot grow" in text for text in told), told
+
+
 def test_tokens_that_moved_are_refused_with_their_ids(tmp_path: Path, base: Path, plain: Path):
     files = {"tokenizer.json": tokenizer(w7=8, w8=7)}
     listed = refused(base, plain, agent(tmp_path / "donor", 1, 1, files=files))
@@ -197,22 +246,59 @@ def test_a_missing_tokenizer_is_refused_and_a_broken_one_is_named(tmp_path: Path
         plan_of(base, plain, donor)
 
 
-def test_fewer_rows_than_the_base_are_refused_once(tmp_path: Path, base: Path, plain: Path):
-    (told,) = refused(base, plain, write_model(tmp_path / "small", cut(BASE, 39)))
-    assert f"{EMBED}: 40×16 → 39×16" in told
+def test_fewer_rows_than_the_base_are_refused_and_not_got_from_another(tmp_path: Path, base: Path, plain: Path):
+    small = cut(BASE, 39)
+    listed = refused(base, plain, write_model(tmp_path / "small", small))
+    assert [f"{EMBED}: 40×16 → 39×16" in t for t in listed] == [True], "one message for one cause"
+    folder = write_model(tmp_path / "small", small, config=llama_config(small, vocab_size=None))
+    listed = refused(base, folder, agent(tmp_path / "donor", 1, 3, ADDED))
+    assert any("small@" in t and f"{EMBED}: 43×16 → 39×16" in t for t in listed), listed
+
+
+ODD_HEADS: dict[str, Callable[[int], T]] = {
+    "another width": lambda rows: tensor(np.ones((rows, 8))),
+    "no rows": lambda rows: tensor(np.ones(rows)),
+    "a scalar": lambda rows: tensor(1.0),
+    "integers": lambda rows: tensor(np.ones((rows, 16)), "I64"),
+}
+
+
+@pytest.mark.parametrize("head", ODD_HEADS.values(), ids=ODD_HEADS)
+@pytest.mark.parametrize("rows", [36, 40, 42])
+def test_a_head_that_is_no_table_like_the_base_s_is_refused_whatever_rows_agents_add_or_lack(
+    tmp_path: Path, padded: Path, rows: int, head: Callable[[int], T]
+):
+    tensors = sparse_agent(BASE, 0.3, 1)
+    table = np.concatenate([f32(tensors[EMBED]), np.ones((2, 16), np.float32)])[:rows]
+    odd = {**tensors, EMBED: tensor(table), HEAD: head(rows)}
+    names = tokenizer(36, ADDED if rows == 42 else None)
+    folder = write_model(tmp_path / "odd", odd, files={"tokenizer.json": names}, config=llama_config(odd))
+    growing = agent(tmp_path / "donor", 2, 3, ADDED, files={"tokenizer.json": tokenizer(36, ADDED)})
+    same = agent(tmp_path / "same", 3, files={"tokenizer.json": tokenizer(36)})
+    for other in (growing, same):
+        told = [text for text in refused(padded, folder, other) if f"{folder}@" in text]
+        assert any(f"{HEAD}: " in text or f"{HEAD} (I64)" in text for text in told), told
 
 
 def test_rows_that_no_token_has_are_the_bases_where_an_agent_was_cut_to_its_tokens(
     tmp_path: Path, padded: Path, plain: Path
 ):
     """`resize_token_embeddings(len(tokenizer))` cuts the padding of a base's tables."""
-    small = cut(sparse_agent(BASE, 0.3, 1), 36)
+    trained = sparse_agent(BASE, 0.3, 1)
+    small = cut(trained, 36)
     short = write_model(tmp_path / "short", small, files={"tokenizer.json": tokenizer(36)}, config=llama_config(small))
     plan = plan_of(padded, plain, short)
     assert (rows_of(plan), plan.config["vocab_size"]) == ({EMBED: 40, HEAD: 40}, 40)
     assert any("lacks the last 4 of the base's 40 rows of the vocabulary" in w for w in plan.warnings)
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
+        for planned in (t for t in plan.tensors() if t.name in (EMBED, HEAD)):
+            expected = np.concatenate([f32(trained[planned.name])[:36], f32(BASE[planned.name])[36:]])
+            assert reader.values(2, planned.inputs[2], 0, 640).tobytes() == expected.tobytes()
     (short / "tokenizer.json").write_bytes(tokenizer(36, w7=8, w8=7))
     assert any(f"{EMBED}: 40×16 → 36×16" in t for t in refused(padded, plain, short))
+    donor = agent(tmp_path / "donor", 1, 3, ADDED, files={"tokenizer.json": tokenizer(36, ADDED)})
+    (short / "tokenizer.json").write_bytes(tokenizer(36))
+    assert rows_of(plan_of(padded, short, donor)) == {EMBED: 43, HEAD: 43}
 
 
 def test_tokens_in_rows_that_the_base_has_are_said_to_be_merged(tmp_path: Path, plain: Path):
@@ -267,6 +353,11 @@ def test_the_base_s_tokenizer_leaves_out_what_agents_add(growing: tuple[Path, Pa
     files = small_files(plan)
     assert files["tokenizer.json"] == tokenizer()
     assert files["chat_template.jinja"] == b"base"
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, growing[0].parent / "cache")) as reader:
+        [embedding] = [t for t in plan.tensors() if t.name == EMBED]
+        base, first, second = (reader.raw(k, t, 0, embedding.elements) for k, t in enumerate(embedding.inputs))
+    assert not np.array_equal(first, base)  # its rows of the base's tokens are its own
+    assert not np.array_equal(second, base)
 
 
 def test_an_agent_s_tokenizer_brings_its_rows_alone(growing: tuple[Path, Path, Path]):
