@@ -211,7 +211,7 @@ def test_a_file_name_cannot_lead_out_of_the_cache(server: ScriptedHub, hub: Hub,
     assert server.requests == []
 
 
-@pytest.mark.parametrize("status", [408, 429, 503])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_what_passes_is_repeated_with_growing_random_pauses(server: ScriptedHub, hub: Hub, clock: Clock, status: int):
     server.bend = lambda request: error(status)
     with pytest.raises(TransientHubError, match=str(status)):
@@ -222,7 +222,9 @@ def test_what_passes_is_repeated_with_growing_random_pauses(server: ScriptedHub,
     assert not any(pause in limits for pause in clock.pauses), "drawn at random"
 
 
-@pytest.mark.parametrize(("status", "advice"), [(400, "refused again"), (409, "later")])
+@pytest.mark.parametrize(
+    ("status", "advice"), [(400, "refused again"), (405, "refused again"), (409, "later"), (451, "refused again")]
+)
 def test_what_does_not_pass_is_not_repeated_and_nobody_is_told_to_repeat_what_is_refused(
     server: ScriptedHub, hub: Hub, status: int, advice: str
 ):

@@ -19,9 +19,11 @@ from processes import Refused
 from hubmerge.cli.main import main
 from hubmerge.engine.sink import MANIFEST, sole_owner
 from hubmerge.engine.stream import StreamOptions
-from hubmerge.errors import FolderInUseError, SourceChangedError, TargetExistsError
+from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError, TargetExistsError
 from hubmerge.line import Prepared, Request, merge_to_folder, merge_to_hub, prepare
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.sources.open import open_model
 
 SHARD = "model-00002-of-00002.safetensors"
 
@@ -126,3 +128,18 @@ def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, 
     line.recipe = {**line.recipe, "base": f"{base}@{older}"}
     line.to_folder()
     assert (line.out / MANIFEST).is_file()
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "x" * 300])
+def test_an_output_that_can_be_no_folder_is_refused(
+    recipe_file: Path, tmp_path: Path, refused: Refused, where: str
+) -> None:
+    (tmp_path / "file").write_text("somebody's")
+    assert refused("merge", recipe_file, "--out", tmp_path / where).startswith("hubmerge: E_DISK: ")
+    assert (tmp_path / "file").read_text() == "somebody's"
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-that-name/model", "/" + "x" * 300])
+def test_a_folder_that_cannot_be_named_is_a_missing_source(name: str) -> None:
+    with pytest.raises(SourceNotFoundError, match=r"cannot be read|no such folder"):
+        open_model(ModelName.parse(name), NOWHERE, allow_local=True)

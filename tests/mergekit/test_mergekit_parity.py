@@ -158,6 +158,15 @@ def test_a_document_gives_what_mergekit_gives(tmp_path: Path):
     assert found["ram, stored as bfloat16"].largest_ulps <= 1.0
 
 
+def test_the_documentation_shows_the_recorded_figures():
+    recorded = json.loads((ROOT / "docs/data/mergekit_parity.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs/mergekit.md").read_text(encoding="utf-8")
+    assert [row["case"] for row in recorded["cases"]] == [case.name for case in CASES]
+    for row in recorded["cases"]:
+        line = f"| {row['case']} | {row['max_abs_difference']:.2g} | {row['max_ulps']:g} | {row['different']:,} |"
+        assert line in text
+
+
 # --- ten documents ---
 
 DOCUMENTS = Path(__file__).parent / "documents"

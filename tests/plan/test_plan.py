@@ -65,6 +65,7 @@ BAD: dict[str, tuple[Model, str]] = {
         "tensors that the base does not have in org/x@6f72672f7800: got model.extra",
     ),
     "dtype": (model("org/x", dtypes={NORM: "F64"}), "got model.norm.weight (F64)"),
+    "integers": (model("org/x", dtypes={NORM: "I32"}), "got model.norm.weight (I32)"),
     "quantized": (
         model("org/x", config={**CONFIG, "quantization_config": {"quant_method": "gptq"}}),
         "quantized weights",
@@ -78,6 +79,7 @@ BAD: dict[str, tuple[Model, str]] = {
         model("org/x", sha256=A.files["model.safetensors"].sha256),
         "the same agent stands twice in org/x",
     ),
+    "another agent": (A, "the same agent stands twice in org/a"),
 }
 
 
@@ -86,10 +88,11 @@ def test_an_agent_that_does_not_fit_is_named_with_its_reason(name: str):
     agent, words = BAD[name]
     (problem,) = problems(BASE, A, B, agent)
     assert words in problem
+    assert "Remove" in problem or "dtype" in problem or "quantization" in problem
 
 
 def test_all_problems_of_all_agents_are_listed_together():
-    agents = [agent for agent, _ in BAD.values() if agent is not BASE]
+    agents = [agent for agent, _ in BAD.values() if agent not in (BASE, A)]
     bad = [replace(a, ref=ModelRef("hub", f"org/bad-{n}", f"{n:040x}")) for n, a in enumerate(agents)]
     listed = problems(BASE, A, *bad)
     for number in range(len(bad)):

@@ -101,3 +101,15 @@ def test_memory_takes_what_is_written_and_no_more_however_the_kernel_sees_huge_p
     memory = np.frombuffer(buffers.pages(64 * MB), np.uint8)
     memory[:: 2 * MB] = 1  # one byte of each huge page
     assert psutil.Process().memory_info().rss - held < 8 * MB
+
+
+def test_a_kernel_without_huge_pages_is_good_enough(monkeypatch: pytest.MonkeyPatch):
+    class Plain(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    with monkeypatch.context() as context:
+        context.setattr(mmap, "mmap", Plain)
+        array = buffers.empty(MB, np.uint8)
+    array[:] = 1
+    assert array.sum() == MB

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from builders import llama_shapes, random_base, recipe_dict, sparse_agent, write_model
 from plan_helpers import NOWHERE, model, opened
+from source_helpers import lora, pair, write_adapter
 
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.errors import HubmergeError, IncompatibleError, SourceNotFoundError
@@ -349,7 +350,8 @@ def test_the_files_are_part_of_the_disk_budget_and_of_the_prediction(tmp_path: P
 # --- links in a local folder -------------------------------------------------------------------------------------
 
 
-LINKS = [("base", "LICENSE"), ("base", "config.json"), ("base", "model.safetensors"), ("b", "NOTICE")]
+OF_BASE = ("LICENSE", "spiece.model", "config.json", "model.safetensors", "README.md")
+LINKS = [*(("base", name) for name in OF_BASE), ("b", "NOTICE")]
 FOLDERS = [("base", "additional_chat_templates"), ("base", "qformer_tokenizer")]
 
 
@@ -457,6 +459,17 @@ def test_an_agent_that_trained_another_module_is_refused(tmp_path: Path):
     assert "one that the base does not have" in str(refused(tmp_path / "2", added, DENSE))
 
 
+def test_an_adapter_s_repo_that_trained_another_module_is_refused(tmp_path: Path):
+    """sentence-transformers' `add_adapter` leaves the other modules trainable and saves them beside the adapter."""
+    base = write_model(tmp_path / "base", BASE, files=DENSE)
+    factors = pair("model.layers.0.mlp.up_proj", *lora((24, 16)))
+    other = {**DENSE, "2_Dense/model.safetensors": WEIGHTS[:-1] + b"\t"}
+    agents = [write_adapter(tmp_path / f"{n}", factors, files=f, lora_alpha=n) for n, f in ((1, DENSE), (2, other))]
+    with pytest.raises(IncompatibleError, match="another module beside the model") as caught:
+        prepared(base, *agents)
+    assert [p.where for p in caught.value.problems] == [f"2_Dense/model.safetensors in {opened(agents[1]).ref}"]
+
+
 def test_files_of_equal_sizes_on_the_hub_are_told_by_what_it_states_of_them():
     """And not fetched."""
     dense, template = "2_Dense/model.safetensors", "chat_template.jinja"
@@ -477,9 +490,12 @@ def test_files_of_equal_sizes_on_the_hub_are_told_by_what_it_states_of_them():
     assert warning == f"org/other: {template} differs from the base's; the merge keeps the base's"
 
 
-def test_a_module_that_is_only_there_as_a_pickle_is_refused_with_the_command_that_converts_it(tmp_path: Path):
+@pytest.mark.parametrize("pickled", ["base", "agent"])
+def test_a_module_that_is_only_there_as_a_pickle_is_refused_with_the_command_that_converts_it(
+    tmp_path: Path, pickled: str
+):
     old = {n.replace("model.safetensors", "pytorch_model.bin"): c for n, c in DENSE.items()}
-    error = refused(tmp_path, DENSE, {}, old)
+    error = refused(tmp_path, *((old, {}) if pickled == "base" else (DENSE, {}, old)))
     assert "a module whose weights are a pickle" in str(error)
     assert f".save_pretrained('FOLDER')\" {tmp_path}/" in str(error), "no name stands within the quotes of a shell"
 
