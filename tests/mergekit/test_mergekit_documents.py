@@ -54,6 +54,12 @@ MEANINGS = {
         document("dare_linear", ALIKE, FLOAT32 + "parameters: {rescale: false, normalize: true, lambda: 0.5}\n"),
         ("dare_linear", (0.5, 0.5), {"p": 0.75, "lambda": 0.125, "normalize": True}),
     ),
+    "task_arithmetic, small weights, normalized": (  # λ / Σ wk is none that a recipe takes
+        document(
+            "task_arithmetic", models("weight: 0.05", "weight: 0.04"), FLOAT32 + "parameters: {normalize: true}\n"
+        ),
+        ("task_arithmetic", (0.05, 0.04), {"lambda": 1.0, "normalize": True}),
+    ),
     "dare_ties, normalized": (
         document("dare_ties", ALIKE, FLOAT32 + "parameters: {normalize: true, rescale: false}\n"),
         ("dare_ties", (0.5, 0.5), {"p": 0.75, "density": 1.0, "lambda": 0.25, "disjoint": "mean"}),
@@ -195,6 +201,11 @@ def test_the_tokenizer_s_source_is_the_recipe_s(source: str, kept: str | None):
         assert recipe_from_yaml(document("ram") + text).to_dict().get("tokenizer") == kept
 
 
+def test_a_method_that_mergekit_names_otherwise_says_so():
+    assert recipe_from_yaml(document("ramplus_tl")).notes[0].endswith("its `ramplus_tl` is `ram_plus` here.")
+    assert recipe_from_yaml(document("ram")).notes == ("Read as a mergekit document.",)
+
+
 def test_the_base_is_no_agent_whether_listed_or_not():
     listed = document("task_arithmetic", models("weight: 1", "weight: 2", base=""))
     plain = document("task_arithmetic", models("weight: 1", "weight: 2"))
@@ -229,7 +240,8 @@ DRAWN = document("dare_linear", ALIKE)
         (DRAWN, ["DARE: what survives", "DARE: which elements"]),
         (DRAWN + "parameters: {rescale: false}\n", ["DARE: which elements"]),
         (DRAWN.replace("0.25", "1"), []),
-        (document("ram", more="dtype: bfloat16\n"), ["Precision: "]),
+        (document("ram", more=""), ["Precision: without `dtype`"]),
+        (document("ram", more="dtype: bfloat16\n"), ["Precision: mergekit converts every input"]),
         (document("ram") + "tokenizer_source: base\n", ["Tokenizer: "]),
         (document("ram", WEIGHED), ["Without effect, here as in mergekit: `models → 0 → parameters → weight`, `mod"]),
         (
@@ -382,6 +394,13 @@ def test_notes_stay_with_the_recipe_and_out_of_what_it_means():
     assert read.pinned(base, tuple(agents)).notes == read.notes != ()
     assert merge_identity(read, base, tuple(agents)) == merge_identity(own, base, tuple(agents))
     assert not any(note in read.to_yaml() for note in read.notes)
+
+
+def test_notes_cannot_be_written_into_a_recipe():
+    content: dict[str, Any] = {"base": "org/base", "agents": ["org/a"], "method": "ram"}
+    for key in ("notes", "_notes"):
+        with pytest.raises(RecipeError):
+            recipe_from_yaml(dump_plain_yaml({**content, key: ["trust me"]}))
 
 
 # --- slices that say less, or other things, than their neighbors: what is missing is not taken from them ---

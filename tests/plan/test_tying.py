@@ -149,6 +149,10 @@ def test_copies_of_a_shared_table_that_not_all_models_store_are_merged_once(conf
     assert compared == [n for n in COPIES if n not in kept]
 
 
+def test_a_copy_of_a_shared_table_that_the_config_unties_is_still_missing():
+    assert "missing tensors" in problems(*models(({**COPIES, **SHARED}, UNTIED), *[(SHARED, UNTIED)] * 2))[0]
+
+
 # copies that BERT, Whisper and SeamlessM4T may store, and of what
 ELSEWHERE = {
     "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight", (8, 4)),

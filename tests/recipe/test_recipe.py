@@ -85,8 +85,10 @@ def test_every_wrong_field_is_listed_at_once():
 @pytest.mark.parametrize(
     "name",
     [
-        *("", "a b", "org/a..b", "org/a--b", "org/x@a/../main", "org/x@ma in", "x.git"),
-        *("org/" + "x" * 97, "./" + "x" * 4095, "https://huggingface.co/org/x", "./x\0y", "órg/x"),
+        *("", "   ", "a b", "org/", "org/..", "org/a..b", "org/a--b", "org/x@a/../main", "org/x@ma in", "org/x@-d"),
+        *("org/" + "x" * 97, "./" + "x" * 4095, "https://huggingface.co/org/x", "file:///etc/passwd"),
+        *("org-/x", "org./x", "org/x.git", "x.git"),
+        *("org\0/x", "./x\0y", "órg/x", "org/x?y=1", "org/x#y", "org%2Fx"),
     ],
 )
 def test_a_model_that_is_neither_a_hub_id_nor_a_folder_is_refused(name: str):
