@@ -25,9 +25,11 @@ from processes import ROOT, Beside, as_ada, printed_by, until
 from scripted_hub import Answer, Request, ScriptedHub, error
 
 from hubmerge.errors import CancelledError, HubmergeError, HubUnavailableError, LoginError, PermissionDeniedError
+from hubmerge.hub import transfer as hub_bytes
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience, RefusedError
 from hubmerge.hub.transfer import BreakableFile
+from hubmerge.hub.writing import _watched
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
@@ -122,14 +124,25 @@ def weights(tmp_path: Path) -> Path:
     return path
 
 
-def test_uploads_to_xet_hold_few_blocks_in_memory() -> None:
+def test_how_far_an_upload_is_never_goes_back_when_the_file_is_closed_before_its_end(weights: Path) -> None:
+    told: list[int] = []
+    with _watched(weights, told.append, []):
+        with weights.open("rb", buffering=0) as file:
+            file.read(1_000_000)
+            until(lambda: 1_000_000 in told)
+        until(lambda: told.count(told[-1]) == 3)
+    assert told == sorted(told)
+
+
+@pytest.mark.parametrize(("given", "taken"), [({}, "8"), ({"HF_XET_CLIENT_AC_MAX_UPLOAD_CONCURRENCY": "3"}, "3")])
+def test_uploads_to_xet_hold_few_blocks_in_memory_unless_somebody_wants_more(given: dict[str, str], taken: str) -> None:
     script = """
         from hubmerge.hub.client import Hub
         Hub("https://hub.example").connect()
         from hf_xet import XetConfig
         print(dict(XetConfig().items())["client.ac_max_upload_concurrency"])
     """
-    assert printed_by(dedent(script)).strip() == "8"
+    assert printed_by(dedent(script), **given).strip() == taken
 
 
 @pytest.fixture
@@ -215,6 +228,7 @@ def test_an_upload_to_xet_says_how_far_it_is_and_whoever_is_told_can_end_it(xet:
         (401, "Invalid credentials in Authorization header", LoginError),
         (403, "You don't have write access", PermissionDeniedError),
         (403, "Private repository storage limit reached, please upgrade your plan", RefusedError),
+        (403, "Your storage patterns tripped our internal systems!", RefusedError),
     ],
 )
 def test_what_the_hub_refuses_to_xet_is_told_in_its_words_and_is_no_trouble_of_the_connection(
@@ -270,6 +284,26 @@ def test_a_download_is_broken_off_with_the_next_bytes_and_the_next_one_goes_on_w
     hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"])
     hub.download("ada/one", model.ref.sha, file, tmp_path, lambda count: None)
     assert switch.state(rule).requests[0].range == f"bytes={told[0]}-{file.size - 1}"
+
+
+def test_a_download_is_broken_off_while_it_reads_what_an_earlier_one_left(
+    patient: Hub, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = tmp_path / model.ref.sha / (NAME + ".partial")
+    partial.parent.mkdir()
+    partial.write_bytes(bytes(100_000))
+    hashed: list[int] = []
+
+    class Digest:
+        def update(self, data: bytes) -> None:
+            hashed.append(len(data))
+            patient.hang_up()
+
+    monkeypatch.setattr(hub_bytes, "COPY_BYTES", 1000)
+    monkeypatch.setattr(hub_bytes, "stated_digest", lambda file: (None, Digest()))
+    with pytest.raises(CancelledError):
+        patient.download("ada/one", model.ref.sha, model.files[NAME], tmp_path, lambda count: None)
+    assert hashed == [1000]
 
 
 @pytest.mark.parametrize(("inputs", "end"), [(10**9, CancelledError), (0, KeyboardInterrupt)], ids=["whole", "ranges"])

@@ -78,6 +78,20 @@ def test_an_ignored_embedding_is_not_read_as_a_head_either():
     assert [t.name for t in made.tensors() if t.action == "copy"] == [EMBEDDING, HEAD]
 
 
+def test_no_head_is_read_for_an_embedding_that_was_left_out_by_the_agents_own_name():
+    wrapped = {f"model.{name}": shape for name, shape in WITH_HEAD.items()}
+    given = models((wrapped, TIED), (wrapped, TIED), STORED)
+    assert plan(*given).warnings
+    said = problems(*given, ignore=[EMBEDDING])
+    assert f"missing tensors in org/b@6f72672f6200: expected model.{EMBEDDING}" in said[0]
+
+
+def test_a_tied_head_is_not_said_to_be_kept():
+    made = plan(*models(STORED, PLAIN, STORED), ignore=[HEAD])
+    assert names_of(made) == list(SHAPES)
+    assert [w for w in made.warnings if HEAD in w] == [f"org/base: {ONCE}"]
+
+
 REFUSED: dict[str, tuple[tuple[Model, Model, Model], str]] = {
     "a head of its own": (models(PLAIN, PLAIN, OWN), "an output head of its own"),
     "no head": (models(OWN, OWN, (SHAPES, UNTIED)), f"missing tensors in org/b@6f72672f6200: expected {HEAD}"),
@@ -147,10 +161,6 @@ def test_copies_of_a_shared_table_that_not_all_models_store_are_merged_once(conf
     while copy is not None:
         compared, copy = [copy.entry.name, *compared], copy.copy
     assert compared == [n for n in COPIES if n not in kept]
-
-
-def test_a_copy_of_a_shared_table_that_the_config_unties_is_still_missing():
-    assert "missing tensors" in problems(*models(({**COPIES, **SHARED}, UNTIED), *[(SHARED, UNTIED)] * 2))[0]
 
 
 # copies that BERT, Whisper and SeamlessM4T may store, and of what
