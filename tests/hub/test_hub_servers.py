@@ -248,6 +248,14 @@ def test_the_pause_that_a_server_asks_for_is_read_and_one_that_makes_no_sense_is
         assert asked_pause_s(headers) == seconds
 
 
+def test_the_pause_that_a_server_asks_for_is_kept(server: ScriptedHub, hub: Hub, clock: Clock):
+    answers: list[Answer | None] = [error(429, Retry_After="7"), None]
+    server.bend = lambda request: answers.pop(0)
+    hub.read_file(server.repo, server.sha, "config.json")
+    (pause,) = clock.pauses
+    assert 7 <= pause <= 8
+
+
 def test_a_pause_too_long_for_a_request_is_left_to_the_job(server: ScriptedHub, hub: Hub, clock: Clock):
     server.bend = lambda request: error(429, RateLimit='"api";r=0;t=290')
     with pytest.raises(TransientHubError) as caught:
