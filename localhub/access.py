@@ -29,7 +29,7 @@ class Repo:
     type: str  # model, dataset or space
     ns: str
     name: str
-    visibility: str  # public or private
+    visibility: str  # public or private; in an older data folder a Space may be neither
     gated: str  # "", auto or manual
     creator: str
     app: str | None  # the OAuth client through which it was created
@@ -53,7 +53,7 @@ class Repo:
 
     @property
     def private(self) -> bool:
-        return self.visibility == "private"
+        return self.visibility != "public"
 
     @property
     def object_id(self) -> str:

@@ -9,6 +9,7 @@ queues the webhooks. A mistake in any line leaves the repo as it was.
 from __future__ import annotations
 
 import base64
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
@@ -238,6 +239,10 @@ def _changes(tree: Tree, operations: list[Operation]) -> dict[str, File | None]:
     before = {path: entry.file for path, entry in tree.items()}
     working = dict(before)
     touched: dict[str, None] = {}
+    below: dict[str, dict[str, None]] = defaultdict(dict)  # by folder, what is or was in it: many may be deleted
+    for path in (*working, *(operation.path for operation in operations if operation.file is not None)):
+        for folder in folders([path]):
+            below[folder][path] = None
     for operation in operations:
         path = operation.path
         if operation.file is not None:
@@ -245,7 +250,7 @@ def _changes(tree: Tree, operations: list[Operation]) -> dict[str, File | None]:
             touched[path] = None
             continue
         whole = path in working and not operation.folder
-        gone = [path] if whole else [known for known in working if known.startswith(f"{path}/")]
+        gone = [path] if whole else [known for known in below.get(path, ()) if known in working]
         if not gone:
             raise entry_not_found(f"A file with this name doesn't exist: {path}")
         for known in gone:

@@ -66,7 +66,12 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         sys.stdout.write(text)
         return 0
     with written("the recipe cannot be written", str(out)), out.open("x", encoding="utf-8") as file:
-        file.write(text)
+        try:
+            file.write(text)
+            file.flush()
+        except OSError:
+            out.unlink()  # a part of a recipe may be one, too
+            raise
     path = shlex.quote(str(out))
     sys.stdout.write(f"{out} is written; `hubmerge inspect {path}` checks it, `hubmerge merge {path} --out …` merges\n")
     return 0
@@ -78,12 +83,12 @@ def _weighs(method: str) -> bool:
 
 
 def _written(names: Sequence[ModelName], folder: Path) -> list[str]:
-    """The names as a recipe in `folder` writes them: relative folders from there."""
+    """The names as a recipe in `folder` writes them: relative folders from there, or from where a link leads to."""
     written = []
     for name in names:
         text = str(name)
         if name.local and not text.startswith(("/", "~", "synthetic:")):
-            text = os.path.relpath(text, folder)
+            text = os.path.relpath(text, os.path.realpath(folder))
             text = text if text.startswith(".") else f"./{text}"
         written.append(text)
     return written

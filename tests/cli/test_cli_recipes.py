@@ -13,7 +13,7 @@ import pytest
 import yaml
 from builders import llama_config, random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
-from processes import Done, Refused
+from processes import ROOT, Done, Refused, python
 
 from hubmerge.cli.main import main
 from hubmerge.errors import RecipeError
@@ -190,6 +190,10 @@ def test_paths_are_written_as_the_file_that_holds_them_needs_them(here: Path, do
     recipe = load_recipe(here / "my recipes" / "new.yaml")
     assert [str(recipe.base), *(str(a.model) for a in recipe.agents)] == ["../base", str(here / "one"), "../two"]
     assert main(["merge", "my recipes/new.yaml", "--out", "out"]) == 0
+    (here / "far" / "away").mkdir(parents=True)
+    (here / "linked").symlink_to(here / "far" / "away")
+    done("init", "base", "one", "./two", "--out", "linked/new.yaml")
+    assert str(load_recipe(here / "linked" / "new.yaml").base) == "../../base"
 
 
 def test_a_file_that_is_there_is_never_overwritten(here: Path, refused: Refused) -> None:
@@ -201,6 +205,16 @@ def test_a_file_that_is_there_is_never_overwritten(here: Path, refused: Refused)
     assert (here / "kept.yaml").read_text() == "mine"
     assert not (here / "nowhere").exists()
     assert "the recipe cannot be written" in refused(*command, "no/such/folder.yaml")
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_a_recipe(here: Path) -> None:
+    script = (
+        "import resource, sys\nfrom hubmerge.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\nsys.exit(main(sys.argv[1:]))"
+    )
+    told = python("-c", script, "init", "base", "one", "two", "--out", "new.yaml", folder=here, PYTHONPATH=str(ROOT))
+    assert (told.returncode, told.stderr.count("the recipe cannot be written")) == (1, 1)
+    assert not (here / "new.yaml").exists()
 
 
 def test_models_that_cannot_be_opened_leave_no_recipe_and_those_that_do_not_fit_say_so_in_it(

@@ -186,7 +186,7 @@ def test_it_sees_an_empty_folder_and_no_environment(monkeypatch):
 
 
 @pytest.mark.skipif(not landlock_abi(), reason="this kernel has no Landlock")
-@pytest.mark.parametrize("path", ["/proc/{parent}/environ", __file__])
+@pytest.mark.parametrize("path", ["/etc/passwd", "/proc/{parent}/environ", __file__])
 def test_it_reads_no_file_outside_of_the_library(path):
     assert raises(f"print(open({path.format(parent=os.getpid())!r}).read())", "PermissionError")
 

@@ -300,6 +300,13 @@ def test_what_each_scope_lets_an_application_do_with_the_person_s_repos(
             require_files(Mock(row=Mock(return_value=None)), USERS, me, replace(repo, gated="auto"))
 
 
+def test_nobody_else_reads_what_is_neither_public_nor_private_as_spaces_of_an_older_data_folder_may_be() -> None:
+    protected = replace(PUBLIC, type="space", visibility="protected")
+    assert protected.private
+    assert not can_read(USERS, None, protected)
+    assert can_read(USERS, Identity(USERS.user("ada"), "write"), protected)
+
+
 def test_scopes_bind_in_requests_and_listings(
     ada: HfApi, fresh: Callable[[], str], signed_in: SignedIn, tmp_path: Path
 ) -> None:

@@ -20,11 +20,13 @@ from raw_requests import ask, batch, header, large, post_commit, regular, status
 from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError
+from localhub.access import find_repo
+from localhub.commits import Operation, apply
 from localhub.protocol import Hub, Route, open_hub
 from localhub.seed import seed_folder
 from localhub.server import ROUTES, app_of
 from localhub.store import Store
-from localhub.tree import Tree
+from localhub.tree import MAIN, File, Message, Tree
 
 LARGE = b"\0secret weights of somebody else\0" * 40
 SHA256 = hashlib.sha256(LARGE).hexdigest()
@@ -133,6 +135,19 @@ def test_one_preupload_does_not_stop_the_hub(ada: HfApi, repo: str) -> None:
     assert answer("x\n" * 100_000) == 400
     assert answer("x\n" * 30_000, count=256) == 400
     assert answer("", count=1001, path="a") == 400
+
+
+def test_thousands_of_folders_are_deleted_at_once(hub: Hub) -> None:
+    repo = find_repo(hub.store, "model", "ada/repo")
+
+    def commit(operations: list[Operation]) -> None:
+        apply(hub, repo, operations, Message("m", "ada"), ref=MAIN, head=str(hub.trees.head(repo.id)))
+
+    commit([Operation(f"f{number}/a", File("0" * 40, 1)) for number in range(10_000)])
+    begun = time.process_time()
+    commit([Operation(f"f{number}", None, folder=True) for number in range(10_000)])
+    assert time.process_time() - begun < 2.0
+    assert {*hub.trees.at(repo.id, str(hub.trees.head(repo.id)))} == {".gitattributes", "a.txt"}
 
 
 def test_a_line_of_a_commit_is_bounded(ada: HfApi, repo: str) -> None:
