@@ -155,6 +155,15 @@ def test_a_command_whose_streams_were_closed_merges_the_same(recipe_file: Path, 
     assert weights[0] == weights[1]
 
 
+def test_streams_that_were_closed_are_open_in_processes_that_a_command_starts() -> None:
+    code = (
+        "import subprocess, sys; from hubmerge import __main__ as m; m._open_standard_streams(); "
+        "sys.exit(subprocess.call(['sh', '-c', 'true <&0 && true >&1 && true >&2']))"
+    )
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
 def test_what_is_piped_is_utf_8_whatever_the_locale(recipe_file: Path) -> None:
     agent = (recipe_file.parent / "one").rename(recipe_file.parent / "modèle")
     names = [str(recipe_file.parent / "base"), str(agent), str(recipe_file.parent / "two")]

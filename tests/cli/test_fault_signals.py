@@ -82,6 +82,12 @@ def test_ctrl_c_pressed_again_does_not_cut_off_what_is_cleared_up(first: str, se
     assert (done.returncode, done.stdout, done.stderr) == (code, "cleared up\n", "hubmerge: interrupted\n")
 
 
+def test_a_terminal_that_is_gone_changes_no_exit_code() -> None:
+    with open("/dev/full", "w") as gone:
+        command = [sys.executable, "-c", PRESSED_TWICE, "SIGHUP", "SIGHUP"]
+        assert subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=gone, check=False).returncode == 129
+
+
 def test_sigterm_clears_up_as_ctrl_c_does(recipe_file: Path, tmp_path: Path) -> None:
     scratch, out = tmp_path / "scratch", tmp_path / "out"
     scratch.mkdir()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 import time
+from contextlib import suppress
 
+import psutil
 import pytest
-from processes import printed_by
+from processes import ROOT, printed_by, until
 
 from hubmerge.errors import DeviceError, MachineFaultError
 from hubmerge.evaluation import sandbox
@@ -130,6 +134,7 @@ def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions():
         ("import fcntl, os; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())", "PermissionError"),
         ("import fcntl, os; fcntl.flock(os.open(os.__file__, 0), fcntl.LOCK_EX)", "PermissionError"),
         ("import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 0)", "PermissionError"),
+        ("import os; os.setuid(4711)", "PermissionError"),  # also as root, whose powers are given up
         ("import resource as r, os; r.prlimit(os.getppid(), r.RLIMIT_CPU)", "PermissionError"),
         ("open('VICTIM', 'a')", "OSError: [Errno 30]"),
         ("import os; os.mkdir('here')", "OSError: [Errno 30]"),
@@ -235,6 +240,21 @@ def test_nothing_is_left_behind(monkeypatch, tmp_path):
         run_python(program, timeout_s=0.3)
     assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_both_processes_end_with_the_one_that_started_them():
+    code = "from hubmerge.evaluation.sandbox import run_python\nrun_python('while True: pass', timeout_s=250)"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
+        until(lambda: len(psutil.Process(parent.pid).children()) == 2)
+        both = psutil.Process(parent.pid).children()
+        parent.kill()
+
+    def runs(process):
+        with suppress(psutil.NoSuchProcess):
+            return process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    until(lambda: not any(map(runs, both)))
 
 
 def test_it_runs_inside_a_confined_process():

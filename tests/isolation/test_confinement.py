@@ -142,6 +142,14 @@ def test_a_child_finds_the_packages_of_a_relative_pythonpath(tmp_path, monkeypat
     assert run_child(job, lambda event: None)["told"] is True
 
 
+def test_a_token_that_a_child_says_is_masked_in_its_lines_and_its_log(tmp_path):
+    code = "import json, sys\ntoken = json.loads(sys.stdin.readline())['token']\nprint(f'with {token}', file=sys.stderr)\n"
+    (tmp_path / "says.py").write_text(code + "print(json.dumps({'event': 'done', 'said': token}))")
+    told, environment = {"token": "a secret, of ada's"}, {"PYTHONPATH": str(tmp_path)}
+    done = run_child(ChildJob("says", told, environment, tmp_path / "log", 60.0, "a job"), lambda event: None)
+    assert (done["said"], (tmp_path / "log").read_text()) == ("[token]", "with [token]\n")
+
+
 def test_the_last_words_of_a_child_are_cut(tmp_path):
     (tmp_path / "dies.py").write_text("import sys\nsys.exit('#' * 900)")
     job = ChildJob("dies", {}, {"PYTHONPATH": str(tmp_path)}, tmp_path / "log", 60.0, "a job")

@@ -163,6 +163,19 @@ def test_a_pull_request_in_conflict_is_not_merged(ada: HfApi, repo: str, theirs:
     assert ada.model_info(repo).sha == head
 
 
+def test_large_files_are_listed_once_and_deleted_from_every_branch_and_commit(ada: HfApi, repo: str) -> None:
+    commit_files(ada, repo, {"a.bin": b"\0one", "b.bin": b"\0two"})
+    ada.create_branch(repo, branch="dev")
+    one, two = sorted(ada.list_lfs_files(repo), key=lambda file: file.filename)
+    assert (one.filename, one.ref, one.size, two.filename) == ("a.bin", "refs/heads/main", 4, "b.bin")
+    earlier = str(ada.model_info(repo).sha)
+    ada.permanently_delete_lfs_files(repo, [one], rewrite_history=False)
+    assert contents(ada, repo, "b.bin", revision=earlier) == b"\0two"
+    assert ask(ada, "GET", f"/{repo}/resolve/{earlier}/a.bin").status_code == 404
+    for revision in ("main", "dev"):
+        assert {*ada.list_repo_files(repo, revision=revision)} == {".gitattributes", "b.bin"}
+
+
 def test_an_invalid_card_is_refused_before_the_commit_and_in_one_that_skips_the_client_s_check(
     ada: HfApi, repo: str
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub import HfApi
 from processes import ROOT, as_ada, printed_by
-from raw_requests import header, large, post_commit
+from raw_requests import ask, header, large, post_commit
 
 from localhub.process import LocalHubProcess
 
@@ -55,6 +55,17 @@ def test_a_merge_is_published_through_xet_and_its_result_stands_alone(
     report = Path(ada.hf_hub_download(target, "hubmerge.json", local_dir=tmp_path)).read_text()
     [shard] = ada.get_paths_info(target, "model.safetensors")
     assert shard.lfs.sha256 in report  # type: ignore[union-attr]
+
+
+def test_only_who_may_upload_is_given_a_storage(
+    local_hub: LocalHubProcess, ada: HfApi, reader: HfApi, nobody: HfApi, repo: str
+) -> None:
+    def asked(api: HfApi, name: str) -> int:
+        return int(ask(api, "GET", f"/api/models/{name}/xet-write-token/main").status_code)
+
+    before = {*(local_hub.data_dir / "xet").glob("*/*")}
+    assert (asked(reader, repo), asked(nobody, repo), asked(ada, "ada/nothing-there")) == (403, 401, 404)
+    assert {*(local_hub.data_dir / "xet").glob("*/*")} == before
 
 
 def test_what_was_sent_belongs_to_its_repo_and_a_storage_that_lies_makes_no_object(
