@@ -169,6 +169,7 @@ def row(mistake: Mistake, said: str) -> str:
 
 MISTAKES = (
     Mistake("a method misspelled", INSPECT, recipe("{one}", "{two}", method="ram_pluss")),
+    Mistake("a method that is none", INSPECT, recipe("{one}", "{two}", method="average")),
     Mistake("a key misspelled", INSPECT, TWO.replace("agents", "agnets")),
     Mistake("an agent's key misspelled", INSPECT, recipe("{one}", "{model: {two}, wieght: 0.5}")),
     Mistake(
@@ -178,6 +179,8 @@ MISTAKES = (
     ),
     Mistake("a parameter of another method", INSPECT, TWO + "parameters: {density: 0.5}\n"),
     Mistake("a weight in quotes", INSPECT, recipe("{one}", "{model: {two}, weight: '0.5'}")),
+    Mistake("a weight in percent", INSPECT, recipe("{one}", "{model: {two}, weight: 50%}")),
+    Mistake("another tool's name for a key", INSPECT, TWO.replace("agents", "models")),
     Mistake("agents that are no list", INSPECT, "base: {base}\nagents: {one}\nmethod: ram\n"),
     Mistake("a method's title", INSPECT, recipe("{one}", "{two}", method="RAM+")),
     Mistake("a parameter out of its range", INSPECT, recipe("{one}", "{two}", method="ram_plus", more=BEYOND)),
@@ -218,6 +221,7 @@ MISTAKES = (
     Mistake("no GPU", MERGE + " --device cuda", TWO),
     Mistake("no GPU for a sensitivity", "sensitivity {one} --data d --prompt p --answer a --out s --device cuda"),
     Mistake("an output folder with other things", "merge recipe.yaml --out {foreign}", TWO),
+    Mistake("an output that is a file", "merge recipe.yaml --out {one}/config.json", TWO),
     Mistake("an output that cannot be written", "merge recipe.yaml --out /proc/merged", TWO),
     Mistake("too little disk", MERGE + " --disk-budget 0.00001", TWO),
     Mistake("NaN in the weights", MERGE, recipe("{one}", "{nan}")),

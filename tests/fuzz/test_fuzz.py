@@ -7,7 +7,7 @@ import time
 
 import pytest
 from fuzz_damage import Edit, damaged
-from fuzz_seeds import seeds
+from fuzz_seeds import HERE, seeds
 from fuzz_targets import TARGETS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -36,3 +36,7 @@ def test_a_parser_reads_or_refuses_what_once_broke_it_and_damaged_input(name: st
     for seed in known:
         tried(seed)
     run()
+
+
+def test_every_kept_input_belongs_to_a_target():
+    assert {path.name for path in (HERE / "corpus").iterdir()} <= TARGETS.keys()

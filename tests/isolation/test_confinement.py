@@ -143,7 +143,9 @@ def test_a_child_finds_the_packages_of_a_relative_pythonpath(tmp_path, monkeypat
 
 
 def test_a_token_that_a_child_says_is_masked_in_its_lines_and_its_log(tmp_path):
-    code = "import json, sys\ntoken = json.loads(sys.stdin.readline())['token']\nprint(f'with {token}', file=sys.stderr)\n"
+    code = (
+        "import json, sys\ntoken = json.loads(sys.stdin.readline())['token']\nprint(f'with {token}', file=sys.stderr)\n"
+    )
     (tmp_path / "says.py").write_text(code + "print(json.dumps({'event': 'done', 'said': token}))")
     told, environment = {"token": "a secret, of ada's"}, {"PYTHONPATH": str(tmp_path)}
     done = run_child(ChildJob("says", told, environment, tmp_path / "log", 60.0, "a job"), lambda event: None)

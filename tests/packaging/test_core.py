@@ -20,11 +20,13 @@ RECIPE = "examples/recipes/ram_plus.yaml"
 _core = partial(python, str(Path(__file__).with_name("without_extras.py")))
 
 
-def test_the_core_inspects_merges_and_publishes(tmp_path: Path, local_hub: LocalHubProcess) -> None:
+def test_the_core_inspects_probes_compares_merges_and_publishes(tmp_path: Path, local_hub: LocalHubProcess) -> None:
     out = str(tmp_path / "merged")
     hub = {"HF_ENDPOINT": local_hub.endpoint, "HF_TOKEN": local_hub.tokens["ada"]}
     for arguments in (
         ("inspect", RECIPE),
+        ("probe", RECIPE),
+        ("diff", "examples/zoo/base", "examples/zoo/math"),
         ("merge", RECIPE, "--out", out),
         ("publish", out, "ada/merged-by-the-core"),
     ):
