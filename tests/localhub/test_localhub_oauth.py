@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,6 +24,7 @@ from huggingface_hub.utils import get_session
 from joserfc import jwt
 from joserfc.jwk import KeySet
 from raw_requests import status_of
+from starlette.testclient import TestClient
 
 from hubmerge.errors import GatedError
 from hubmerge.hub.client import Hub
@@ -29,6 +32,8 @@ from hubmerge.hub.errors import translated
 from localhub.access import Repo, can_create, can_read, can_write, require_files, require_manage
 from localhub.http_errors import HubError
 from localhub.process import LocalHubProcess
+from localhub.protocol import open_hub
+from localhub.server import app_of
 from localhub.users import Identity, default_users
 
 REDIRECT = "http://127.0.0.1:9/login/callback?_target_url=%2F"
@@ -266,6 +271,25 @@ def test_what_the_real_hub_says_to_a_token_without_gated_repos_is_understood() -
 
 
 USERS = default_users()
+
+
+def test_a_token_and_a_code_end_with_their_time_and_a_refresh_needs_the_secret(tmp_path: Path) -> None:
+    hub, app = open_hub(tmp_path), USERS.oauth
+    request = {"redirect_uri": REDIRECT, "client_id": app.client_id, "scope": "openid profile"}
+    for name, expires in (("old", time.time() - 1), ("new", time.time() + 60)):
+        token = (f"hf_oauth_{name}", name, "ada", app.client_id, "openid profile", expires, "")
+        hub.store.change("INSERT INTO oauth_tokens VALUES (?, ?, ?, ?, ?, ?, ?)", *token)
+        hub.store.change("INSERT INTO oauth_codes VALUES (?, ?, ?, ?)", name, "ada", json.dumps(request), expires)
+    with TestClient(app_of(hub), base_url="http://127.0.0.1") as client:
+        for name, statuses in (("old", [401, 400]), ("new", [200, 200])):
+            form = {"grant_type": "authorization_code", "code": name, "redirect_uri": REDIRECT}
+            asked = client.get("/oauth/userinfo", headers={"Authorization": f"Bearer hf_oauth_{name}"})
+            redeemed = client.post("/oauth/token", data=form, auth=(app.client_id, app.client_secret))
+            assert [asked.status_code, redeemed.status_code] == statuses
+        refresh = {"grant_type": "refresh_token", "refresh_token": "new"}
+        assert client.post("/oauth/token", data=refresh).status_code == 401
+
+
 PUBLIC = Repo(1, "model", "ada", "x", "public", "", "ada", None, "", "", None, 0, {}, {}, None, None)
 PRIVATE, OF_APP = replace(PUBLIC, visibility="private"), replace(PUBLIC, visibility="private", app="app")
 

@@ -125,6 +125,14 @@ def test_one_card_does_not_stop_the_listings(ada: HfApi, repo: str) -> None:
     assert ask(ada, "GET", f"/api/models/{repo}").json()["cardData"]["nested"] == {"2024-01-01": None}
 
 
+def test_one_config_does_not_stop_the_listings(ada: HfApi, repo: str) -> None:
+    deep = b'{"architectures": ["a", ' + b"[" * 900 + b"]" * 900 + b"]}"
+    for config in (b'{"architectures": ["a", {"b": 1e999}]}', b'{"model_type": "\\ud800"}', deep):
+        assert post_commit(ada, repo, header(), regular("config.json", config)).status_code == 200
+        for query in ("?config=1&full=1", f"/{repo}", "?expand=config&expand=tags"):
+            assert ask(ada, "GET", f"/api/models{query}").status_code == 200
+
+
 def test_one_preupload_does_not_stop_the_hub(ada: HfApi, repo: str) -> None:
     def answer(patterns: str, count: int = 1, path: str = "a" * 900) -> int:
         body = {"gitIgnore": patterns, "files": [{"path": f"{path}{n}", "size": 1, "sample": ""} for n in range(count)]}
