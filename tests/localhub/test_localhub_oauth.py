@@ -34,7 +34,7 @@ from localhub.http_errors import HubError
 from localhub.process import LocalHubProcess
 from localhub.protocol import open_hub
 from localhub.server import app_of
-from localhub.users import Identity, default_users
+from localhub.users import Identity, Org, default_users
 
 REDIRECT = "http://127.0.0.1:9/login/callback?_target_url=%2F"
 VERIFIER = "a-verifier-of-at-least-forty-three-characters-in-length"
@@ -329,6 +329,13 @@ def test_nobody_else_reads_what_is_neither_public_nor_private_as_spaces_of_an_ol
     assert protected.private
     assert not can_read(USERS, None, protected)
     assert can_read(USERS, Identity(USERS.user("ada"), "write"), protected)
+
+
+def test_a_contributor_writes_what_they_created_and_nothing_else_of_the_organisation() -> None:
+    users = USERS.model_copy(update={"orgs": (Org(name="lab", members={"bob": "contributor"}),)})
+    bob = Identity(users.user("bob"), "write")
+    assert can_create(users, bob, "lab")
+    assert [can_write(users, bob, replace(PUBLIC, ns="lab", creator=name)) for name in ("bob", "ada")] == [True, False]
 
 
 def test_scopes_bind_in_requests_and_listings(
