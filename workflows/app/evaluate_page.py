@@ -17,7 +17,7 @@ from workflows.app.format import el, job_href, join, link, model_href, when
 from workflows.app.frame import AT_ONCE, LOADING, PRIVATE, choice_box, html, titled
 from workflows.app.job_steps import EVALUATION_STAGES
 from workflows.app.lanes import ASKING, Lanes
-from workflows.app.panels import access_offer, header, notice, problems_panel, section, table
+from workflows.app.panels import access_offer, header, left_out_panel, notice, problems_panel, section, table
 from workflows.app.search import model_box, suggest_models
 from workflows.app.session import for_visitor, writer_of
 from workflows.app.submission import MOST_CHARACTERS, one_model
@@ -30,6 +30,7 @@ POLL_S = 5.0
 def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
     suites = service.suites
     html(header("Have a model measured", "The scores, and the answers behind them, are public."))
+    left_out = html(name="left-out")
     if not suites:
         none = el("p", "This site has no leaderboard of its own.")
         html(notice("info", "Nothing is measured here", none), "evaluation", card=True)
@@ -47,10 +48,9 @@ def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
     suggest_models(model, service, lanes)
 
     def opening(request: gr.Request) -> list[Any]:
-        named, wanted = (str(request.query_params.get(key) or "").strip() for key in ("model", "suite"))
-        named = named[:MOST_CHARACTERS]
+        named, wanted, wrong = of_address(request.query_params, suites)
         filled = gr.update(value=named, choices=[named]) if named else gr.skip()
-        return [filled, gr.update(value=wanted) if wanted in suites else gr.skip()]
+        return [left_out_panel(wrong), filled, gr.update(value=wanted) if wanted else gr.skip()]
 
     def listing() -> list[Any]:
         try:
@@ -69,12 +69,20 @@ def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
             told = problems_panel(error, "It was not asked for", signed_in=visitor is not None)
             return join(told, offer)
 
-    demo.load(opening, None, [model, suite], **AT_ONCE)
+    demo.load(opening, None, [left_out, model, suite], **AT_ONCE)
     demo.load(listing, None, [queue, timer], **AT_ONCE)
     timer.tick(listing, None, [queue, timer], **AT_ONCE)
     refused = partial(problems_panel, title="It was not asked for")
     asked = ask.click(lanes.asking(for_visitor(asking), refused), [model, suite], [answer], **ASKING, **PRIVATE)
     asked.then(listing, None, [queue, timer], **AT_ONCE)
+
+
+def of_address(query: Mapping[str, str], suites: Mapping[str, str]) -> tuple[str, str, list[str]]:
+    """The model and the suite that an address names, and what of it is wrong and left out."""
+    named, suite = query.get("model", "").strip()[:MOST_CHARACTERS], query.get("suite", "")[:64]
+    if not suite or suite in suites:
+        return named, suite, []
+    return named, "", [f"There are no questions “{suite}”. This site has {', '.join(suites)}."]
 
 
 def answer_panel(answer: EvaluationAnswer) -> Markup:

@@ -20,7 +20,7 @@ from workflows.app.frame import AT_ONCE, LOADING, html
 from workflows.app.job_page import badge, scorings_panel, settled, shown_state
 from workflows.app.job_steps import EVALUATION_STAGES, STAGES, is_under_way, stage_of
 from workflows.app.model_panels import published_row
-from workflows.app.panels import fold, header, method_title, notice, problems_panel, table, tabs
+from workflows.app.panels import fold, header, left_out_panel, method_title, notice, problems_panel, table, tabs
 from workflows.app.session import for_visitor
 from workflows.service import Service
 from workflows.values import PAGE_JOBS, JobView, Visitor, number_of
@@ -47,7 +47,12 @@ def _listing(
 ) -> list[Any]:
     everybody = asked.get("show") == "all" or (visitor is None and asked.get("show") != "mine")
     ways = (("Mine", "activity?show=mine", not everybody), ("Everybody's", "activity?show=all", everybody))
-    above = tabs("Whose jobs", ways)
+    wrong = []
+    if asked.get("show", "mine") not in ("mine", "all"):
+        wrong.append(f"Jobs can be shown as “mine” and “all”, not as “{asked['show']}”.")
+    if "before" in asked and before_of(asked) is None:
+        wrong.append(f"“{asked['before']}” is no place in the list.")
+    above = join(left_out_panel(wrong), tabs("Whose jobs", ways))
 
     def views(before: int | None) -> list[JobView]:
         return service.public_jobs(before) if everybody or visitor is None else service.jobs(visitor, before)

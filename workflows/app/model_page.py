@@ -70,11 +70,14 @@ def model_page(demo: Any, service: Service, lanes: Lanes, source: DatasetBoard |
 
 def _asked(query: Mapping[str, str]) -> tuple[str | None, str, list[str]]:
     """The commit and the tab that an address names, and what of it is wrong and left out."""
-    sha, tab, wrong = str(query.get("sha") or "")[:64], str(query.get("tab") or ""), []
+    sha, tab, wrong = str(query.get("sha") or "")[:64], str(query.get("tab") or "scores")[:64], []
     if sha and not _SHA.fullmatch(sha):
         wrong.append(f"“{sha}” is no commit.")
         sha = ""
-    return sha or None, tab if tab in TABS else "scores", wrong
+    if tab not in TABS:
+        wrong.append(f"There is no tab “{tab}”.")
+        tab = "scores"
+    return sha or None, tab, wrong
 
 
 def _alone(head: Markup) -> list[Any]:

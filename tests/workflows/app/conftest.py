@@ -45,8 +45,7 @@ def served(gradio_oauth: None) -> Iterator[Site]:
 @pytest.fixture
 def pages(served: Site) -> Site:
     """The running app with an empty job store and an empty board."""
-    for part in (served.service, served.board, served.watchers):
-        part.__init__()  # type: ignore[misc]
+    served.empty()
     return served
 
 

@@ -56,6 +56,10 @@ class Site:
     url: str
     open_page: Callable[..., Any] = print
 
+    def empty(self) -> None:
+        for part in (self.service, self.board, self.watchers):
+            part.__init__()  # type: ignore[misc]
+
     def open(self, path: str, *who: Any, **how: Any) -> Any:
         return self.open_page(urljoin(self.url, path), *who, **how)
 

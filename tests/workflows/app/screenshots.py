@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-os.environ.update(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1", NO_PROXY="127.0.0.1")
-sys.path[:0] = map(str, (ROOT, ROOT / "tests", Path(__file__).parent))
+if __name__ == "__main__":  # tests have their own
+    os.environ.update(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1", NO_PROXY="127.0.0.1")
+    sys.path[:0] = map(str, (ROOT, ROOT / "tests", Path(__file__).parent))
 
 from pages_session import browser_cookie, serving  # noqa: E402
 from pages_site import ADDRESSES, fill, opened  # noqa: E402

@@ -39,11 +39,13 @@ NOT_SIDEWAYS = "document.scrollingElement.scrollWidth <= window.innerWidth"
 # gradio's script turns its pages, which takes a busy machine its time; then colours fade into each other
 TURNED = '(scheme) => !window.gradio_config || document.body.classList.contains("dark") === (scheme === "dark")'
 FADED_MS = 100
+DARK_INK = "rgb(30, 41, 59)"
 _GRADIO = ("/assets/", "/_app/", "/static/", "/theme.css", "/svelte/")
 
 
 @pytest.fixture(scope="module")
 def site(served: Site) -> Site:
+    served.empty()
     fill(served)
     return served
 
@@ -108,6 +110,7 @@ def test_a_page_is_accessible_in_light_and_dark_at_three_widths_stays_in_place_a
     own, wire = sizes(finished)
     assert 1_000 < own <= MOST_BYTES, "decoded, without gradio's own files"
     assert 1_000 < wire <= MOST_BYTES, "over the wire, with them"
+    assert page.evaluate(NOT_SIDEWAYS), "1440"
     assert not objections(page)
     for width in (1024, 900):
         narrowed(page, width)
@@ -121,12 +124,19 @@ def test_a_page_is_accessible_in_light_and_dark_at_three_widths_stays_in_place_a
         assert width == 360 or not objections(page)
 
 
-def test_what_a_colour_alone_says_is_seen_in_the_visitor_s_own_colours(site: Site, open_page: Any) -> None:
+def test_what_a_colour_alone_says_is_seen_on_paper_and_in_the_visitor_s_own_colours(site: Site, open_page: Any) -> None:
     page = open_page("about:blank", "ada")
     opened(page, f"{site.url}/{ADDRESSES['merge-filled']}")()
     page.emulate_media(forced_colors="active")
     chosen, other = [page.locator("#pick input").nth(k).screenshot() for k in (0, 1)]
     assert chosen != other
+    page.emulate_media(forced_colors="none", media="print", color_scheme="dark")
+    page.wait_for_function(TURNED, arg="dark")
+    style = "(e) => [getComputedStyle(e).printColorAdjust, getComputedStyle(e).color]"
+    assert page.locator("#pick input").first.evaluate(style)[0] == "exact"
+    assert page.locator("#pick label span").first.evaluate(style)[1] == DARK_INK
+    opened(page, f"{site.url}/{ADDRESSES['model']}")()
+    assert {dot.evaluate(style)[0] for dot in page.locator(".hm-track, .hm-dot").all()} == {"exact"}
 
 
 def test_a_picture_of_a_page_is_kept_in_light_and_dark(site: Site, chromium: Any, tmp_path: Path) -> None:

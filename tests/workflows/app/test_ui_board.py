@@ -254,6 +254,8 @@ def test_the_filters_leave_what_they_say() -> None:
     [
         ("suite=none", "no suite “none”"),
         ("sort=colour", "no column “colour” to sort by"),
+        ("cols=colour", "no column “colour”"),
+        ("page=two", "“two” is no page"),
         ("page=99", "There is no page 99; the last is 1"),
         ("view=cards", "no view “cards”"),
         ("method=magic", "no method “magic”"),

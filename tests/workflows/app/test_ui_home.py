@@ -15,7 +15,7 @@ from hubmerge.board.leaderboard import build_board
 from hubmerge.errors import HubUnavailableError, RecipeError
 from hubmerge.methods import registry
 from workflows.app.docs_page import _methods, _page, _words, rendered
-from workflows.app.evaluate_page import answer_panel, queue_panel
+from workflows.app.evaluate_page import answer_panel, of_address, queue_panel
 from workflows.app.home_page import MEASURED, _standing, latest_merges, skills_figure
 from workflows.app.model_page import _shown
 from workflows.app.submission import one_model
@@ -130,6 +130,14 @@ def test_the_page_of_a_model_that_is_to_be_measured_says_so() -> None:
     service.evaluations = [replace(service.evaluations[0], place=None)]
     assert "It is being measured now" in scores()
     assert "Nobody" not in scores()
+
+
+def test_an_address_with_questions_that_are_not_asked_here_says_so_and_keeps_its_model() -> None:
+    suites = {"math": "Mathematics", "tool": "Function calling"}
+    assert of_address({"model": " a/b ", "suite": "tool"}, suites) == ("a/b", "tool", [])
+    assert of_address({}, suites) == ("", "", [])
+    told = ["There are no questions “maths”. This site has math, tool."]
+    assert of_address({"model": "a/b", "suite": "maths"}, suites) == ("a/b", "", told)
 
 
 def test_several_models_are_refused_where_one_is_measured() -> None:

@@ -88,9 +88,19 @@ def test_what_cannot_be_read_takes_only_its_part_away(service: FakeService) -> N
     assert "method: linear" in shown(service, "bob/grandchild", "reproduce", board)
 
 
-def test_a_commit_that_is_none_is_said_and_left_out() -> None:
+def test_a_commit_or_a_tab_that_is_none_is_said_and_left_out() -> None:
+    assert _asked({}) == (None, "scores", [])
     assert _asked({"sha": "a" * 40, "tab": "card"}) == ("a" * 40, "card", [])
-    assert _asked({"sha": "zzz", "tab": "nope"}) == (None, "scores", ["“zzz” is no commit."])
+    assert _asked({"sha": "zzz", "tab": "nope"}) == (None, "scores", ["“zzz” is no commit.", "There is no tab “nope”."])
+
+
+def test_an_address_of_the_activity_that_says_nothing_is_left_out_with_a_word() -> None:
+    service = FakeService()
+    told = activity(service, None, {"show": "yours", "before": "x"}, None)[0]
+    assert "Part of this address was left out" in told
+    assert "not as “yours”" in told
+    assert "“x” is no place in the list" in told
+    assert "left out" not in activity(service, None, {"show": "all", "before": "7"}, None)[0]
 
 
 def test_a_private_model_is_shown_to_who_may_read_it_and_not_told_from_none_to_others(service: FakeService) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pages_fake import HOSTILE, STATISTICS, TOOL, job_view
-from pages_session import FILLED, Site, calls_of_docs, shown, untouched
+from pages_session import FILLED, Site, calls_of_docs, holds, shown, untouched
 
 from hubmerge.errors import DiskError, HubUnavailableError
 from workflows.values import LogLine
@@ -113,9 +113,7 @@ def test_the_owner_alone_cancels_a_job_tries_it_again_and_sees_a_private_one(sit
         assert "ada/secret" not in stranger.content()
 
 
-def test_the_activity_lists_whose_jobs_its_address_asks_for_and_evaluate_asks_for_one(
-    site: Site,
-) -> None:
+def test_the_activity_lists_whose_jobs_its_address_asks_for_and_evaluate_asks_for_one(site: Site) -> None:
     site.service.put([job_view(JOB), job_view(SECRET, user="bob", target="bob/other")])
     page = site.open("/activity?show=mine")
     shown(page, "#jobs", "Sign in to see your jobs")
@@ -129,7 +127,8 @@ def test_the_activity_lists_whose_jobs_its_address_asks_for_and_evaluate_asks_fo
     page.get_by_role("link", name="ada/three-in-one").click()
     page.wait_for_url(f"**/job?id={JOB}")
     page.goto(f"{site.url}/evaluate?model=zoo/math-agent&suite=tool", wait_until="domcontentloaded")
-    page.locator("#evaluate-suite input").wait_for()
+    holds(page, "#evaluate-model input", "zoo/math-agent")
+    holds(page, "#evaluate-suite input", "Function calling")
     page.locator("#ask").click()
     shown(page, "#answer", "zoo/math-agent will be measured. It is number 1 in the queue.")
     shown(page, "#queue", "Function calling")

@@ -18,7 +18,7 @@ from board_helpers import family
 from gradio.utils import get_upload_folder
 from gradio_client import Client
 from gradio_client.exceptions import AppError
-from pages_fake import CATALOGUE, job_view
+from pages_fake import CATALOGUE, HOSTILE, job_view
 from pages_session import CLIENT, Site, mcp_result, session_cookie
 from scripted_hub import ScriptedHub
 
@@ -482,6 +482,19 @@ def test_a_job_with_a_private_target_is_shown_to_its_owner_only(client: Callable
     for stranger in (client(), client("bob")):
         assert "ada/secret" not in refusal(stranger.predict, JOB, api_name="/job_status")
     assert client("ada").predict(JOB, api_name="/job_status")["target"] == "ada/secret"
+
+
+def test_a_failure_of_the_hub_is_told_as_it_is(client: Callable[..., Client], pages: Site) -> None:
+    pages.service.failure = HubUnavailableError(HOSTILE, next_step="Try again later.")
+    text = refusal(client().predict, RECIPE, api_name="/inspect_merge")
+    assert text.startswith("E_HUB: ")
+    assert HOSTILE in text  # as text: gradio's client, like any other, gets it as JSON
+
+
+def test_nothing_can_be_uploaded_and_no_file_is_served(pages: Site) -> None:
+    assert httpx.post(f"{pages.url}/gradio_api/upload", files={"files": b"x"}).status_code == 404
+    for path in ("/etc/passwd", "pyproject.toml"):
+        assert httpx.get(f"{pages.url}/gradio_api/file={path}").status_code == 403
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,12 @@ def sign_in(client: TestClient, hub: LocalHubProcess, target: str) -> tuple[Any,
     return start, client.get(back, follow_redirects=False)
 
 
+def held_by(cookie: str) -> dict[str, Any]:
+    """What a session keeps of a sign-in."""
+    session = cookie.partition("session=")[2].partition(".")[0]
+    return dict(json.loads(base64.b64decode(session))["oauth_info"])
+
+
 @pytest.mark.parametrize("provider", ["http://hub.example", "http://10.0.0.5:8000", "ftp://127.0.0.1", "https://"])
 def test_a_provider_must_be_https_or_on_this_machine(provider: str) -> None:
     with pytest.raises(LoginError):
@@ -138,6 +144,9 @@ def test_a_sign_in_leads_back_to_the_whole_address_where_its_cookie_can_hold_it(
     start, done = sign_in(client, local_hub, f"/merge?{own}")
     assert len(start.headers["set-cookie"]) < 4096  # which browsers keep
     assert done.headers["location"] == ("/merge" if more else f"/merge?{own}")
+    held = held_by(done.headers["set-cookie"])
+    assert held["userinfo"]["preferred_username"] == "ada"
+    assert "orgs" not in held["userinfo"], "ada is in one, and with many the cookie would be lost"
 
 
 def test_a_browser_that_keeps_no_cookie_is_told_so_and_not_sent_round_for_ever(
@@ -168,7 +177,7 @@ def test_the_session_of_a_member_of_many_organisations_is_one_that_a_browser_kee
     client = TestClient(SessionMiddleware(SmallSession(signs_in), "a key"))
     cookie = client.get("/").headers["set-cookie"]
     assert len(cookie) < 4096
-    held = json.loads(base64.b64decode(cookie.partition("session=")[2].partition(".")[0]))["oauth_info"]
+    held = held_by(cookie)
     kept = {key: told[key] for key in ("access_token", "scope", "expires_at")}
     assert held == {**kept, "userinfo": {key: person[key] for key in person if key != "orgs"}}
 
@@ -196,6 +205,7 @@ def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
     [
         ("/diff?base=a/b&agent=c/d", "/diff?base=a/b&agent=c/d"),
         ("//evil.example/x", "/x"),
+        ("https://evil.example/x", "/x"),
         ("/\\evil.example", "/evil.example"),
         ("////evil.example", "/evil.example"),
         ("http://[evil.example/x", "/"),
