@@ -52,6 +52,17 @@ _STAY_OPEN = """{
 # in which readers of the screen would then pronounce it.
 _ENGLISH = """Object.defineProperty(navigator, "language", {value: "en"});"""
 
+# gradio loads a page anew once its server answers again, and would end the way to where a visitor is going meanwhile.
+_GO_ON = """{
+  const asked = fetch.bind(window), never = new Promise(() => { });
+  let leaves = false;
+  addEventListener("beforeunload", () => { leaves = true; setTimeout(() => { leaves = false; }, 60000); });
+  window.fetch = async (what, ...how) => {
+    const answer = await asked(what, ...how);
+    return leaves && /\\/app_id$/.test(what.url ?? what) ? never : answer;
+  };
+}"""
+
 # The Hub's frame tells its theme to the first page alone.
 _SAME_THEME = """{
   let theme = new URLSearchParams(location.search).get("__theme");
@@ -152,7 +163,7 @@ class Site:
             el("meta", name="twitter:card", content="summary_large_image"),
             el("link", rel="icon", href="./favicon.svg", type="image/svg+xml"),
             el("style", Markup(FIRST_CSS)),  # noqa: S704  (a constant)
-            el("script", Markup(_LEAVE_BY_TAB + _STAY_OPEN + _ENGLISH + _SAME_THEME)),  # noqa: S704  (a constant)
+            el("script", Markup(_LEAVE_BY_TAB + _STAY_OPEN + _ENGLISH + _GO_ON + _SAME_THEME)),  # noqa: S704  (a constant)
             early,
         )
         head, found, rest = html.partition(b"<script>window.gradio_config")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -132,6 +133,18 @@ def test_the_activity_lists_whose_jobs_its_address_asks_for_and_evaluate_asks_fo
     page.locator("#ask").click()
     shown(page, "#answer", "zoo/math-agent will be measured. It is number 1 in the queue.")
     shown(page, "#queue", "Function calling")
+
+
+def test_a_link_leads_where_it_says_also_while_the_page_connects_anew(site: Site) -> None:
+    page = site.open(FILLED)
+    shown(page, "#verdict", "These models fit")
+    page.context.set_offline(True)
+    page.get_by_label("SAR", exact=False).first.check()
+    shown(page, ".toast-body", "Attempting reconnection")
+    page.context.set_offline(False)
+    page.route(f"{site.url}/", lambda route: (time.sleep(4), route.continue_()))  # gradio looks every two seconds
+    page.get_by_role("link", name="Home").click()
+    page.get_by_role("link", name="Choose models").wait_for()
 
 
 def test_text_of_strangers_is_shown_as_text_everywhere(site: Site) -> None:
