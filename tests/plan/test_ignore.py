@@ -94,27 +94,49 @@ def test_another_model_is_not_explained_away(tmp_path: Path, base: Path, plain: 
     assert not any("into the recipe" in text for text in refused(base, empty, plain))
 
 
-def test_an_adapter_that_was_saved_beside_its_weights_is_not_to_be_ignored(tmp_path: Path, base: Path, plain: Path):
+def test_no_line_helps_where_a_name_stands_for_a_tensor_of_all_models_too(tmp_path: Path):
+    """A pattern is held against names without PEFT's wrapper, too."""
+    wrapped = {f"base_model.model.{name}": t for name, t in BASE.items()}
+    base, one, two = (
+        write_model(tmp_path / name, {**wrapped, **more}, config=llama_config(BASE))
+        for name, more in (("base", {}), ("one", {Q: BASE[Q]}), ("two", {}))
+    )
+    (told,) = [text for text in refused(base, one, two) if "tensors that the base does not have" in text]
+    assert f"got {Q}. Remove {one}" in told
+
+
+@pytest.mark.parametrize("wrapper", ["", "base_model.model."])
+def test_an_adapter_that_was_saved_beside_its_weights_is_not_to_be_ignored(
+    tmp_path: Path, base: Path, plain: Path, wrapper: str
+):
     """It is all that the agent has learned, and PEFT's wrapper keeps it apart from the weights."""
     module = Q.removesuffix(".weight")
     a, b = lora((16, 16))
     saved = {**BASE, f"{module}.base_layer.weight": BASE[Q]}
     saved |= {f"{module}.lora_A.default.weight": tensor(a), f"{module}.lora_B.default.weight": tensor(b)}
     del saved[Q]
-    tensors = {f"base_model.model.{name}": t for name, t in saved.items()}
+    tensors = {f"{wrapper}{name}": t for name, t in saved.items()}
     unmerged = write_model(tmp_path / "unmerged", tensors, config=llama_config(BASE))
-    told, *others = refused(base, unmerged, agent(tmp_path / "ppo", 1, HEAD))
+    (told,) = refused(base, unmerged, plain)
     assert f"an adapter that is not merged into the weights beside it in {unmerged}" in told
-    assert f"{module}.lora_A.default.weight" in told
-    assert line_in(others) == ["v_head.*"], "what helps with the other agent is said all the same"
+    assert f"{wrapper}{module}.lora_A.default.weight" in told
+    assert "Save it anew after PEFT's merge_and_unload()" in told
+    listed = refused(base, unmerged, agent(tmp_path / "ppo", 1, HEAD))
+    assert line_in(listed) == ["v_head.*"], "what helps with the other agent is said all the same"
 
 
 def test_a_layer_of_an_adapter_that_has_another_name_in_the_files_is_to_be_merged_by_peft(
     tmp_path: Path, base: Path, plain: Path
 ):
     """PEFT names layers as the class does; where it adapts one it may store that whole, too."""
+    name = "output.weight"
+    full = {f"base_model.model.{name.removesuffix('weight')}base_layer.weight": BASE["lm_head.weight"]}
     factors = pair(Q.removesuffix(".weight"), *lora((16, 16)))
-    saved = write_adapter(tmp_path / "saved", {**factors, "base_model.model.output.weight": BASE["lm_head.weight"]})
+    both = write_adapter(tmp_path / "both", {**full, **factors, **pair("output", *lora((40, 16)))})
+    (told,) = refused(base, both, plain)
+    assert f"an adapter of tensors that the base does not have in {both}" in told
+    assert "ignore" not in told
+    saved = write_adapter(tmp_path / "saved", {**factors, f"base_model.model.{name}": BASE["lm_head.weight"]})
     (told,) = refused(base, saved, plain)
     assert 'ignore: ["output.weight"]' in told
     assert told.endswith("If it is this one: merge the adapter into its base with PEFT and use the result as an agent.")
@@ -139,6 +161,15 @@ def test_ignored_parts_of_the_base_are_its_bits_and_are_not_counted(tmp_path: Pa
     card = (tmp_path / "out" / "README.md").read_text()
     assert "ignore:" in card
     assert "9 tensors kept unchanged by" in card
+
+
+def test_an_ignored_tensor_may_have_any_shape_and_dtype_in_an_agent(tmp_path: Path, base: Path, plain: Path):
+    odd = {"lm_head.weight": tensor(np.ones((7, 3))), Q: tensor(np.ones((16, 16)), "I64")}
+    folder = agent(tmp_path / "odd", 1, odd)
+    assert len(refused(base, folder, plain)) == 2
+    result = merged(tmp_path / "out", base, folder, plain, ignore=["lm_head.weight", Q])
+    assert result["lm_head.weight"].same_bits(BASE["lm_head.weight"])
+    assert result[Q].same_bits(BASE[Q])
 
 
 def test_names_that_differ_by_a_prefix_are_the_bases(tmp_path: Path, base: Path, plain: Path):
@@ -187,14 +218,26 @@ def test_patterns_of_everything_and_of_nothing_are_told(base: Path, plain: Path,
     [
         (["a"] * 33, "there are 33 patterns, and 32 are the most"),
         (["a" * 257], "is no pattern"),
+        ([""], "is no pattern"),
+        (["a\nb"], "is no pattern"),
         (["a" + "*" * 9], "more than 8 stars"),
         ([3], "a pattern is text"),
+        (3, "must be a list of patterns"),
         ({"a": 1}, "must be a list of patterns"),
     ],
 )
 def test_patterns_that_cannot_be_are_refused(value: Any, words: str):
     with pytest.raises(RecipeError, match=re.escape(words)):
         recipe_from_dict({"base": "org/b", "agents": ["org/a"], "method": "ram", "ignore": value})
+
+
+def test_it_is_part_of_the_identity_only_where_it_is_given(base: Path, plain: Path, tmp_path: Path):
+    folders = base, plain, agent(tmp_path / "a", 1)
+    without = plan_of(*folders)
+    assert plan_of(*folders, ignore=[]).identity == without.identity
+    one, other = (plan_of(*folders, ignore=given) for given in (["x", "y"], ["y", "x", "x"]))
+    assert one.identity == other.identity != without.identity
+    assert "ignore" not in without.recipe.to_dict()
 
 
 def test_variants_of_a_sweep_share_it():
@@ -209,5 +252,7 @@ def test_an_agent_that_only_changed_what_is_ignored_is_not_called_the_base(
     path = tmp_path / "r.yaml"
     path.write_text(recipe(base, plain, other, ignore=[Q]).to_yaml())
     assert main(["merge", str(path), "--out", str(tmp_path / "out")]) == 1
-    assert f"E_INCOMPATIBLE: an agent changed none of the merged tensors in {other}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"E_INCOMPATIBLE: an agent changed none of the merged tensors in {other}" in error
+    assert "got the base's value in every element" in error
     assert not (tmp_path / "out" / "hubmerge.json").exists()

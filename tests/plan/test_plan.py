@@ -59,6 +59,10 @@ BAD: dict[str, tuple[Model, str]] = {
         model("org/x", {**SHAPES, NORM: (5,)}),
         "other shapes in org/x@6f72672f7800: expected the base's shapes, got model.norm.weight: 4 → 5",
     ),
+    "transposed": (
+        model("org/x", {**SHAPES, "model.layers.0.mlp.up_proj.weight": (4, 6)}),
+        "got model.layers.0.mlp.up_proj.weight: 6×4 → 4×6",
+    ),
     "missing": (model("org/x", without(NORM)), "missing tensors in org/x@6f72672f7800: expected model.norm"),
     "extra": (
         model("org/x", {**SHAPES, "model.extra": (2,)}),
@@ -141,6 +145,13 @@ def test_weights_of_integers_are_refused_before_they_are_fetched_though_no_confi
     assert "quantized weights, which stand for others than they store in org/base@6f72672f6261: expected" in problem
     assert f"got {weight} (U8). Name the model before" in problem
     assert {t.name for t in plan(*models, ignore=[weight]).tensors() if t.action == "copy"} == {weight, positions}
+
+
+def test_many_tensors_are_counted_rather_than_all_named():
+    shapes = {**SHAPES, **{f"extra.{i}": (1,) for i in range(12)}}
+    (problem,) = problems(BASE, A, model("org/x", shapes))
+    assert "extra.4 and 7 more" in problem
+    assert "extra.5" not in problem
 
 
 def test_thousands_of_strange_tensors_are_told_at_once():
@@ -297,10 +308,12 @@ def test_the_recipe_decides_the_dtype_of_floats():
 def test_rounding_is_the_methods_default_and_written_out():
     made = plan(BASE, A, B, method="ram_plus")
     assert made.rounding == made.recipe.rounding == "stochastic"
+    assert plan(BASE, A, B, method="ram_plus", dtype="float16").rounding == "stochastic"
     assert plan(BASE, A, B, method="ram_plus", dtype="float32").rounding == "nearest"
-    assert plan(BASE, A, B, method="ram").rounding == "nearest"
     reference = plan(BASE, A, B, method="ram_plus", parameters={"preset": "reference"})
     assert (reference.recipe.dtype, reference.rounding) == ("float32", "nearest")
+    assert plan(BASE, A, B, method="ram").rounding == "nearest"
+    assert plan(BASE, A, B, method="ram_plus", rounding="nearest").rounding == "nearest"
     assert made.identity == plan(BASE, A, B, method="ram_plus", rounding="stochastic").identity
     assert made.identity != plan(BASE, A, B, method="ram_plus", rounding="nearest").identity
 

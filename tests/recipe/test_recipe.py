@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,6 +66,11 @@ def test_every_method_survives_yaml_with_its_defaults_written_out(method: str):
     assert dict(first.parameters) == defaults
 
 
+def test_a_recipe_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        recipe().seed = 1  # type: ignore[misc]
+
+
 def test_every_wrong_field_is_listed_at_once():
     wrong = {
         "base": "not a hub id",
@@ -82,10 +88,58 @@ def test_every_wrong_field_is_listed_at_once():
     assert sorted(places) == ["agents", "base", "parameters → beta", "parameters → r"]
 
 
+def test_wrong_parameters_are_named_beside_other_faults():
+    error = refused({"base": "", "agents": ["org/a"], "method": "ram_plus", "parameters": {"r": -1, "beta": 2}})
+    assert [p.where for p in error.problems] == [
+        "r.yaml → base",
+        "r.yaml → parameters → r",
+        "r.yaml → parameters → beta",
+    ]
+    assert error.problems[2].expected.startswith("epsilon, r, alpha")
+
+
+@pytest.mark.parametrize("missing", ["base", "agents", "method"])
+def test_a_missing_field_is_named(missing: str):
+    (problem,) = refused({key: value for key, value in CONTENT.items() if key != missing}).problems
+    assert problem.where == f"r.yaml → {missing}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"agents": "org/a"},
+        {"agents": {"org/a": 1}},
+        {"agents": [["org/a"]]},
+        *({"agents": [{"model": "org/a", "weight": weight}]} for weight in (float("nan"), float("inf"), "1", 1e9)),
+        *({"seed": seed} for seed in (True, "0", 0.5, 2**63)),
+        {"base": {"id": "../../etc", "local": True}},
+        {"base": {"id": "org/base", "revision": "../x"}},
+        {"base": ["org/base"]},
+        {"method": ["ram"]},
+        {"method": None},
+        {"parameters": {1: 2}},
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any]):
+    refused({**CONTENT, **changes})
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        *("", "   ", "a b", "org/", "org/..", "org/a..b", "org/a--b", "org/x@a/../main", "org/x@ma in", "org/x@-d"),
+        *(
+            "",
+            "   ",
+            "a b",
+            "org/",
+            "org/..",
+            "org/a..b",
+            "org/a--b",
+            "org/x@../main",
+            "org/x@a/../main",
+            "org/x@ma in",
+            "org/x@-d",
+        ),
         *("org/" + "x" * 97, "./" + "x" * 4095, "https://huggingface.co/org/x", "file:///etc/passwd"),
         *("org-/x", "org./x", "org/x.git", "x.git"),
         *("org\0/x", "./x\0y", "órg/x", "org/x?y=1", "org/x#y", "org%2Fx"),
@@ -95,15 +149,16 @@ def test_a_model_that_is_neither_a_hub_id_nor_a_folder_is_refused(name: str):
     refused({**CONTENT, "base": name})
 
 
-@pytest.mark.parametrize("folder", ["./a", "/a/b", "~/a", "a/b/c", "./org/x@main"])
+@pytest.mark.parametrize("folder", ["./a", "../a", "/a/b", "~/a", "a/b/c", "./org/x@main"])
 def test_a_path_is_a_folder(folder: str):
     model = recipe(base=folder).base
-    assert (str(model), model.revision, model.local) == (folder, None, True)
+    assert (model.id, model.revision, model.local) == (folder, None, True)
+    assert str(model) == folder
 
 
-def test_branches_tags_and_commits_are_revisions():
-    for revision in ("main", "refs/pr/3", "v1.0", "a" * 40):
-        assert recipe(base=f"org/base@{revision}").base.revision == revision
+@pytest.mark.parametrize("revision", ["main", "refs/pr/3", "v1.0", "a" * 40, "feature/x_y-z"])
+def test_branches_tags_and_commits_are_revisions(revision: str):
+    assert recipe(base=f"org/base@{revision}").base.revision == revision
 
 
 # --- identity ----------------------------------------------------------------------------------------------------
@@ -206,7 +261,17 @@ def test_the_tokenizer_is_that_of_the_same_model_where_its_name_means_a_folder(t
     ("text", "words"),
     [
         ("base: &b org/base\nagents: [*b, *b]\nmethod: ram", "alias"),
+        (
+            "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\n"
+            "d: &d [*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e]",
+            "alias",
+        ),
+        ("base: &b org/base\nagents: [org/a]\nmethod: ram", "alias"),
         ("base: !!python/object/apply:os.system ['true']", "tags"),
+        ("base: !!str org/base", "tags"),
+        ("base: org/base\nbase: org/other\nagents: [org/a]\nmethod: ram", "twice"),
+        ("- base", "table"),
+        ('base: "\\UFFFFFFFF"', "no character"),
         ("base: org/base\nagents: [{model: org/a, weight: 1, weight: 2}]\nmethod: ram", "twice"),
         ("? [base]\n: org/base", "a key must be a word"),
         ("base: [", "YAML"),
@@ -299,17 +364,23 @@ NOTHING = "every agent has the weight 0, so that nothing would be merged"
     ("change", "what", "step"),
     [
         ({"base": ""}, "no model is named", "Name the model that the agents were trained from."),
+        ({"agents": []}, "there is no agent", "List the models to merge."),
+        ({"agents": ["org/a", " "]}, "no model is named", "Name the model."),
+        ({"agents": [{"model": ""}, "org/b"]}, "no model is named", "Name the model."),
+        ({"base": "https://hub/org/a"}, "this is a URL, where a Hub id alone is needed", "Write org/name"),
         (
             {"base": {"id": "../../etc", "local": True}},
             "a model is written as text: org/name, org/name@revision or ./folder",
             "",
         ),
-        ({"agents": []}, "there is no agent", "List the models to merge."),
-        ({"agents": ["org/a", " "]}, "no model is named", "Name the model."),
-        ({"agents": [{"model": ""}, "org/b"]}, "no model is named", "Name the model."),
         ({"agents": ["https://hub/org/a"]}, "this is a URL, where a Hub id alone is needed", "Write org/name"),
         ({"agents": [{"model": "org/a", "weight": True}]}, "a number is needed", ""),
+        ({"seed": np.int64(3)}, "a number is needed", ""),
+        *(({"seed": seed}, "a number is needed", "") for seed in (True, "0")),
+        ({"seed": 2**63}, "this must be less than 9223372036854775808", ""),
         ({"agents": "org/a"}, "agents must be a list of models", ""),
+        ({"agents": [{"model": "org/a", "weight": np.float32(0.5)}]}, "a number is needed", ""),
+        ({"agents": np.array(["org/a", "org/b"])}, "agents must be a list of models", ""),
         ({"agents": [None]}, "this must be text, or a table", ""),
         ({"agents": [f"org/a{n}" for n in range(MAX_AGENTS + 1)]}, "there are more than 32 agents", ""),
         ({"agents": [{"model": f"org/{n}", "weight": 0} for n in "ab"]}, NOTHING, "Give one another weight."),
@@ -318,17 +389,15 @@ NOTHING = "every agent has the weight 0, so that nothing would be merged"
         ({"method": 3}, "this must be text", ""),
         ({"parameters": [1]}, "this must be a table", ""),
         ({"dtype": "int3"}, "this must be 'float32', 'bfloat16' or 'float16'", ""),
-        *(({"seed": seed}, "a number is needed", "") for seed in (True, "0")),
-        ({"seed": 2**63}, "this must be less than 9223372036854775808", ""),
         *(({"calibration": {**ROWS, "max_pairs": n}}, "this must be a valid integer", "") for n in (True, "8", 8.0)),
     ],
 )
 def test_what_is_wrong_is_one_problem_in_words_of_the_recipe(change: dict[Any, object], what: str, step: str):
     [problem] = refused({**CONTENT, **change}).problems
     assert problem.what == what
+    assert problem.next_step.startswith(step)
     if what in ("no model is named", "there is no agent", NOTHING):  # the words say it
         assert problem.got == ""
-    assert problem.next_step.startswith(step)
 
 
 def test_one_of_the_agents_may_weigh_nothing():
@@ -365,10 +434,12 @@ def test_a_weight_over_layers_or_by_rules_survives_yaml_and_is_one_number_where_
     [
         (varying([]), "a list over the layers has 1 to"),
         (varying([1, "2"]), "a number is needed"),
+        (varying([1, True]), "a number is needed"),
         (varying([1, float("nan")]), "a finite number"),
         (varying({"value": 1}), "a number, a list of numbers over the layers, or a list of"),
         (varying([{"filter": "mlp"}]), "a rule has `value`"),
         (varying([{"filter": "", "value": 1}]), "a filter is a part of a tensor's name"),
+        (varying([{"filters": "mlp", "value": 1}]), "a rule has `value`"),
         (varying([{"layers": [4, 4], "value": 1}]), "layers [4, 4] hold no layer"),
         (varying([{"layers": [0, 1.5], "value": 1}]), "layers are the first"),
         (varying([1, 101]), "between -100 and 100"),
@@ -377,6 +448,8 @@ def test_a_weight_over_layers_or_by_rules_survives_yaml_and_is_one_number_where_
         (varying() | {"agents": [{"model": "org/a", "weight": [0, 0]}]}, "every agent has the weight 0"),
         (varying(parameters={"density": [0.5, 0]}), "this must be greater than 0"),
         (varying(parameters={"density": [0.5, 1]}), "density must be one value for all tensors; with ties the weights"),
+        (varying(parameters={"trim_scope": ["model", "tensor"]}), "trim_scope"),
+        (varying(method="ram", parameters={"epsilon": [0.0, 1e-4]}), "epsilon must be one value for all tensors"),
         (varying(own={"lambda": 0.5}), "lambda is one for all agents"),
         (varying(own={"densty": 0.5}), "Did you mean density?"),
         (varying(own={"density": 2}), "agent 1 → parameters → density"),
@@ -384,7 +457,9 @@ def test_a_weight_over_layers_or_by_rules_survives_yaml_and_is_one_number_where_
     ],
 )
 def test_what_cannot_differ_or_is_no_number_is_refused(content: dict[str, Any], said: str):
-    assert said in str(refused(content))
+    with pytest.raises(RecipeError) as caught:
+        recipe_from_dict(content)
+    assert said in str(caught.value)
 
 
 def test_own_parameters_of_every_agent_and_the_tokenizer_are_told_at_once():
@@ -392,3 +467,23 @@ def test_own_parameters_of_every_agent_and_the_tokenizer_are_told_at_once():
     wrong["agents"] = [*wrong["agents"], {"model": "org/c", "parameters": {"lambda": 1, "density": [0.5, 1]}}]
     places = [problem.where.removeprefix("r.yaml → ") for problem in refused(wrong).problems]
     assert places == ["agent 1 → parameters → density", f"agent {len(wrong['agents'])} → parameters", "tokenizer"]
+
+
+def test_the_identity_covers_what_differs_and_is_what_it_was_where_nothing_does():
+    refs = [ModelRef("hub", f"org/{n}", f"{i:040x}") for i, n in enumerate(("base", "a", "b"))]
+
+    def identity(content: dict[str, Any]) -> str:
+        return merge_identity(recipe_from_dict(content), refs[0], tuple(refs[1:]))
+
+    plain = varying(0.5)
+    assert identity(plain) == identity(varying([0.5, 0.5])) == identity(varying([{"value": 0.5}]))
+    assert identity(plain) == "a317dabcb29d7188853e07f37159cc0d20a5802b68f960cc252e80d1757df90d"
+    others = [
+        varying([0.5, 0.6]),
+        varying([0.6, 0.5]),
+        varying([{"filter": "mlp", "value": 0.5}]),
+        varying([{"layers": [0, 2], "value": 0.5}]),
+        varying(0.5, own={"density": 0.2}),
+        varying(0.5, parameters={"lambda": [0.5, 1]}),
+    ]
+    assert len({identity(one) for one in (plain, *others)}) == len(others) + 1
