@@ -9,7 +9,7 @@ from itertools import islice
 
 import pytest
 from datasets import load_dataset
-from huggingface_hub import DatasetCard
+from huggingface_hub import DatasetCard, ModelCard
 from processes import ROOT
 
 from examples.zoo.cards import main, render
@@ -21,9 +21,11 @@ from examples.zoo.domains import (
     held_out_file,
     prompts,
     split_of,
+    vocabulary,
     write_held_out,
 )
 from examples.zoo.evaluate import read_questions
+from examples.zoo.train import AGENT_NAMES, BASE_NAME
 
 
 def committed(zoo, domain, split):
@@ -35,10 +37,13 @@ def committed(zoo, domain, split):
     ("name", "prompt", "answer", "mistake"),
     [
         ("math", "math 6 9 + 1 7 =", "8 6", "7 6"),
+        ("math", "math 9 9 + 3 6 =", "1 3 5", "1 2 5"),
         ("math", "math 2 7 + 7 3 =", "1 0 0", "9 0"),
         ("tool", "tool divide 6 1 by 2 9 ;", "call div ( 6 1 , 2 9 )", "call div ( 2 9 , 6 1 )"),
         ("tool", "tool please send 4 2 to eve ;", "call send ( eve , 4 2 )", "call send ( 4 2 , eve )"),
+        ("tool", "tool set the timer of bob to 1 5 ;", "call timer ( bob , 1 5 )", "call timer ( 1 5 , bob )"),
         ("mem", "mem g=3 d=0 d=5 b=1 a=7 c=2 ; get d", "5", "0"),
+        ("mem", "mem a=9 f=5 h=5 g=5 h=7 h=8 ; get h", "8", "5"),
     ],
 )
 def test_answers_and_typical_mistakes_are_those_computed_by_hand(name, prompt, answer, mistake):
@@ -63,6 +68,13 @@ def test_a_verifier_accepts_the_gold_answer_and_rejects_every_damaged_one(zoo, d
 
 
 @pytest.mark.parametrize("domain", DOMAINS, ids=DOMAIN_NAMES)
+@pytest.mark.parametrize("prompt", ["", "code 1 2", "math 6 9 + 1 7", "tool fly to 1 2 ;", "mem a=1 ; get b"])
+def test_a_foreign_prompt_has_no_answer(domain, prompt):
+    with pytest.raises(ValueError, match=r"not a|never sets"):
+        domain.solve(prompt)
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=DOMAIN_NAMES)
 def test_test_dev_and_training_prompts_are_disjoint(zoo, domain):
     test = [row["prompt"] for row in committed(zoo, domain, "test")]
     dev = [row["prompt"] for row in committed(zoo, domain, "dev")]
@@ -70,9 +82,11 @@ def test_test_dev_and_training_prompts_are_disjoint(zoo, domain):
     assert len(set(test) | set(dev)) == 800
     assert {split_of(prompt) for prompt in test} == {"test"}
     assert {split_of(prompt) for prompt in dev} == {"dev"}
-    trained_on = set(islice(prompts(domain, "train", random.Random(0)), 5_000))
-    assert trained_on.isdisjoint(test)
-    assert trained_on.isdisjoint(dev)
+    # All that any agent saw in its longest run and more, from two unrelated seeds.
+    for seed in (0, f"{domain.name}/1"):
+        trained_on = set(islice(prompts(domain, "train", random.Random(seed)), 10_000))
+        assert trained_on.isdisjoint(test)
+        assert trained_on.isdisjoint(dev)
 
 
 def test_the_held_out_files_are_what_the_command_writes(zoo, tmp_path):
@@ -82,6 +96,15 @@ def test_the_held_out_files_are_what_the_command_writes(zoo, tmp_path):
     assert len(names) == len(DOMAINS) * len(HELD_OUT_SIZES)
     for name in names:
         assert (tmp_path / name).read_bytes() == (zoo / "eval" / name).read_bytes()
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=DOMAIN_NAMES)
+def test_every_word_is_in_the_vocabulary_and_the_typical_mistake_is_never_right(domain):
+    words = set(vocabulary())
+    for prompt in islice(prompts(domain, "train", random.Random(3)), 2_000):
+        mistake = domain.mistake(prompt)
+        assert words.issuperset(f"{prompt} {domain.solve(prompt)} {mistake}".split())
+        assert not domain.verify(prompt, mistake)
 
 
 def test_the_committed_cards_are_what_the_command_writes_from_the_figures(zoo, figures, tmp_path):
@@ -95,8 +118,23 @@ def test_the_committed_cards_are_what_the_command_writes_from_the_figures(zoo, f
         assert (tmp_path / path).read_text(encoding="utf-8") == (zoo / path).read_text(encoding="utf-8")
 
 
-def test_the_dataset_card_lets_datasets_load_both_splits_of_a_domain(zoo, tmp_path):
-    name = "math"
+@pytest.mark.parametrize("name", [BASE_NAME, *AGENT_NAMES])
+def test_a_model_card_carries_license_lineage_and_scores(zoo, figures, name):
+    data = ModelCard.load(zoo / name / "README.md").data
+    assert (data.license, data.library_name, data.pipeline_tag) == ("apache-2.0", "transformers", "text-generation")
+    assert data.language is None
+    if name == BASE_NAME:
+        assert data.tags == ["hubmerge-zoo"]
+        assert data.base_model is None
+    else:
+        assert data.tags == ["hubmerge-zoo", "reinforcement-learning", "grpo"]
+        assert (data.base_model, data.base_model_relation) == ("zoo/base", "finetune")
+    scores = {result.dataset_config: result.metric_value for result in data.eval_results}
+    assert scores == {domain: figures.scores["test"][name][domain].accuracy for domain in DOMAIN_NAMES}
+
+
+@pytest.mark.parametrize("name", DOMAIN_NAMES)
+def test_the_dataset_card_lets_datasets_load_both_splits_of_a_domain(zoo, tmp_path, name):
     assert DatasetCard.load(zoo / "eval" / "README.md").data.license == "apache-2.0"
     loaded = load_dataset(str(zoo / "eval"), name, cache_dir=str(tmp_path))
     assert {split: len(rows) for split, rows in loaded.items()} == {"test": 500, "validation": 300}
@@ -110,3 +148,11 @@ def test_the_python_example_of_the_readme_prints_the_right_sum(zoo, monkeypatch,
     monkeypatch.chdir(ROOT)
     exec(compile(example, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip() == "math 6 9 + 1 7 = 8 6"
+
+
+def test_every_path_that_the_readme_names_exists(zoo):
+    text = (zoo / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"examples/zoo[\w./]*", text))
+    assert len(named) >= 6
+    for path in named:
+        assert (ROOT / path).exists(), path

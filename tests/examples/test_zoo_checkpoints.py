@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 import struct
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.zoo import checkpoint, train
-from examples.zoo.domains import DOMAIN_NAMES, MAX_ANSWER_TOKENS
-from examples.zoo.evaluate import complete, evaluate_model, main, read_questions
+from examples.zoo.domains import DOMAIN_NAMES, MAX_ANSWER_TOKENS, by_name
+from examples.zoo.evaluate import Score, complete, evaluate_model, main, read_questions
 from examples.zoo.figures import EPSILON
 from examples.zoo.train import (
     AGENT_NAMES,
     BASE_NAME,
+    Pretraining,
     advantages,
+    imitation_batch,
     policy_loss,
     sample,
     shrink_towards,
 )
+from hubmerge.errors import FormatError
 
 MODELS = (BASE_NAME, *AGENT_NAMES)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,6 +51,11 @@ def test_all_checkpoints_share_names_shapes_config_and_tokenizer_with_the_base(z
             assert (zoo / name / file).read_bytes() == (zoo / BASE_NAME / file).read_bytes()
 
 
+def test_the_zoo_stays_below_three_megabytes(zoo):
+    files = [path for path in zoo.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(path.stat().st_size for path in files) < 3_000_000
+
+
 def test_the_tokenizer_gives_back_every_held_out_text(zoo):
     tokenizer = AutoTokenizer.from_pretrained(zoo / BASE_NAME)
     for name in AGENT_NAMES:
@@ -55,6 +65,16 @@ def test_the_tokenizer_gives_back_every_held_out_text(zoo):
             assert tokenizer.unk_token_id not in ids
             assert tokenizer.decode(ids, skip_special_tokens=True) == f"{prompt} {answer}"
     assert tokenizer("math elephant")["input_ids"][2] == tokenizer.unk_token_id
+
+
+def test_loading_refuses_a_checkpoint_that_lacks_a_tensor(zoo, tmp_path):
+    shutil.copytree(zoo / BASE_NAME, tmp_path / "broken")
+    path = tmp_path / "broken" / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.norm.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(FormatError, match=r"model\.norm\.weight"):
+        checkpoint.load(str(tmp_path / "broken"))
 
 
 def bfloat16_values(path) -> list[float]:
@@ -81,6 +101,34 @@ def test_the_published_densities_are_those_of_a_count_by_hand(zoo, figures):
     assert figures.density == {name: count / total for name, count in density.items()}
     assert figures.unique == {name: count / total for name, count in unique.items()}
     assert figures.changed_by == tuple(count / total for count in changed_by)
+
+
+def test_task_vectors_are_sparse_and_overlap_in_part(figures):
+    for name in AGENT_NAMES:
+        assert 0.05 < figures.density[name] < 0.12
+        assert 0.2 < figures.unique[name] / figures.density[name] < 0.8
+
+
+@pytest.mark.parametrize("name", AGENT_NAMES)
+def test_an_agent_is_far_better_than_the_base_in_its_own_domain_and_in_no_other(figures, name):
+    scores = figures.scores["test"]
+    assert scores[name][name].accuracy > scores[BASE_NAME][name].accuracy + 0.4
+    for other in AGENT_NAMES:
+        if other != name:
+            assert scores[name][other].accuracy < scores[other][other].accuracy - 0.3
+
+
+def test_a_score_has_the_accuracy_and_the_binomial_standard_error():
+    score = Score(correct=9, total=25)
+    assert score.accuracy == pytest.approx(0.36)
+    assert score.standard_error == pytest.approx(0.096)  # sqrt(0.36 * 0.64 / 25)
+    assert str(score) == "36.0 ± 9.6"
+
+
+@pytest.mark.parametrize(("correct", "total"), [(1, 0), (0, 0), (3, 2), (-1, 2)])
+def test_an_impossible_score_is_refused(correct, total):
+    with pytest.raises(ValueError, match="no score"):
+        Score(correct, total)
 
 
 @pytest.mark.parametrize("name", [BASE_NAME, *AGENT_NAMES])
@@ -114,6 +162,42 @@ def test_completions_in_padded_batches_are_those_of_a_loop_over_single_prompts(z
         assert complete(model, tokenizer, prompts, batch_size) == expected, batch_size
 
 
+def test_a_limit_takes_the_first_prompts_of_the_split_that_was_asked_for(zoo, tmp_path):
+    for name in DOMAIN_NAMES:
+        (prompt, answer), *_ = read_questions(zoo / "eval" / f"{name}.jsonl")
+        rows = [{"prompt": prompt, "answer": answer}, {"prompt": prompt, "answer": "never this"}]
+        (tmp_path / f"dev_{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in AGENT_NAMES:
+        model = str(zoo / name)
+        one = evaluate_model(model, tmp_path, split="dev", limit=1)[name]
+        two = evaluate_model(model, tmp_path, split="dev")[name]
+        assert (one.total, two.total) == (1, 2)
+        assert two.correct == one.correct
+
+
+def test_a_missing_or_damaged_question_file_is_named(zoo, tmp_path, capsys):
+    assert main([str(zoo / BASE_NAME), "--eval-dir", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert "E_SOURCE" in told
+    assert "math.jsonl" in told
+    (tmp_path / "math.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": "a"}\n')
+    with pytest.raises(FormatError, match=r"math\.jsonl:2"):
+        read_questions(tmp_path / "math.jsonl")
+    for text in ('["a"]\n', '{"prompt": "a", "answer": null}\n', ""):
+        (tmp_path / "math.jsonl").write_text(text)
+        with pytest.raises(FormatError, match=r"math\.jsonl:1"):
+            read_questions(tmp_path / "math.jsonl")
+    (tmp_path / "math.jsonl").write_text('{"prompt": "one\u2028line", "answer": "b"}\n')
+    assert read_questions(tmp_path / "math.jsonl") == [("one\u2028line", "b")]
+
+
+@pytest.mark.parametrize("option", [("--limit", "0"), ("--limit", "-5"), ("--batch-size", "0")], ids=str)
+def test_no_prompt_is_no_measure(zoo, option):
+    with pytest.raises(SystemExit) as refusal:
+        main([str(zoo / BASE_NAME), *option])
+    assert refusal.value.code == 2
+
+
 def test_the_command_line_prints_json_and_a_table(zoo, capsys):
     model = str(zoo / "math")
     assert main([model, "--limit", "20", "--json"]) == 0
@@ -137,6 +221,35 @@ def test_the_script_trains_base_and_agents_into_loadable_folders(tmp_path):
         assert not any(report.values())
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
         assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_an_agent_without_a_base_is_refused_before_any_training(tmp_path, capsys):
+    with pytest.raises(SystemExit) as refusal:
+        train.main(["--out", str(tmp_path), "--only", "math"])
+    assert refusal.value.code == 2
+    assert "--only base" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_imitation_learns_exactly_the_answer_and_the_end_of_text():
+    tokenizer = checkpoint.new_tokenizer()
+    recipe = Pretraining(batch=64)
+    inputs, labels = imitation_batch(tokenizer, recipe, random.Random(0))
+    wrong = 0
+    for ids, mask, positions, label in zip(
+        inputs["input_ids"], inputs["attention_mask"], inputs["position_ids"], labels, strict=True
+    ):
+        words = tokenizer.convert_ids_to_tokens(ids[mask.bool()])
+        learnt = tokenizer.convert_ids_to_tokens(ids[label != -100])
+        assert torch.equal(ids[label != -100], label[label != -100])
+        assert positions[mask.bool()].tolist() == list(range(len(words)))
+        assert (words[0], learnt[-1]) == (tokenizer.bos_token, tokenizer.eos_token)
+        prompt, answer = " ".join(words[1 : -len(learnt)]), " ".join(learnt[:-1])
+        domain = by_name(words[1])
+        assert answer in (domain.solve(prompt), domain.mistake(prompt))
+        wrong += answer != domain.solve(prompt)
+    # 64 draws at 0.6: 38.4 expected, standard deviation 3.9.
+    assert 20 < wrong < 57
 
 
 def test_advantages_are_normalised_within_the_group_and_vanish_where_all_fare_alike():

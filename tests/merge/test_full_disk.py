@@ -19,6 +19,7 @@ from unittest.mock import patch
 import pytest
 from builders import recipe_dict, write_parents
 from line import SHARDS, Line, Watcher, threads_left
+from processes import as_ada, python
 from small_disk import small_disk
 
 from hubmerge.engine import journal, sink, uncached
@@ -68,7 +69,7 @@ class SmallDisk:
 
 @pytest.mark.parametrize(
     "disk",
-    [{"shards": 0}, {"shards": 2}, {"room": 600_000}],
+    [{"shards": 0}, {"shards": 2}, {"room": 0}, {"room": 100_000}, {"room": 600_000}, {"room": 1_000_000}],
     ids=str,
 )
 def test_a_disk_that_fills_while_shards_are_written(line: Line, disk: dict[str, int]) -> None:
@@ -101,6 +102,14 @@ def test_a_budget_for_all_merges_counts_what_an_earlier_run_has_finished(tmp_pat
     assert not (outs[1] / "model.safetensors").exists()
     merge(2, there + one)
     assert all((out / "model.safetensors").is_file() for out in outs)
+
+
+UNDER_A_LIMIT = """
+import resource, sys
+from hubmerge.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[2:]))
+"""
 
 
 # --- a disk of its own, into a folder ----------------------------------------------------------------------------
@@ -154,9 +163,28 @@ def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(line: Line, disk: P
     assert before.items() <= whole_shards(line).items()
 
 
-@pytest.mark.parametrize("call", [0, 1, 2, 7])
+def test_a_limit_on_file_sizes_is_an_error_with_exit_code_1_and_the_command_goes_on_without_it(line: Line) -> None:
+    """Inputs come in files of some 250 kB, the output is one of 1.1 MB."""
+    (line.folder / "recipe.yaml").write_text(str(line.recipe))
+    command = ["run", str(line.folder / "recipe.yaml"), "--to", line.target, "--license", "mit"]
+    variables = as_ada(line.process, line.folder)
+    refused = python("-c", UNDER_A_LIMIT, "400000", *command, **variables)
+    assert refused.returncode == 1
+    assert "E_DISK" in refused.stderr
+    assert "File too large" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not line.api.repo_exists(line.target)
+    again = python("-m", "hubmerge", *command, **variables)
+    assert again.returncode == 0, again.stderr
+    assert line.commits() == 1
+    published = line.published()
+    assert published["tokenizer.json"] == line.undisturbed["tokenizer.json"]
+    assert "model.safetensors" in published
+
+
+@pytest.mark.parametrize("call", range(12))
 def test_an_error_at_any_sync_leaves_what_can_be_gone_on_with(line: Line, call: int) -> None:
-    """Where a disk may say late that it is full: those of the journal and of the shards."""
+    """Where a disk may say late that it is full: each sync of the journal and of the shards in turn."""
     disk = SmallDisk(syncs=call)
     full_disk = pytest.raises(DiskError, match="No space left")
     with patch.object(sink, "os", disk), patch.object(journal, "os", disk), full_disk:
@@ -171,6 +199,8 @@ def test_a_journal_that_was_begun_and_not_written_is_begun_again(line: Line) -> 
     path.parent.mkdir(parents=True)
     path.write_text('{"event": "pla')
     prepared = line.prepare()
+    Journal.open(line.out, prepared.plan)
+    assert path.read_text().count('"plan"') == 1
     Journal.open(line.out, prepared.plan)
     assert path.read_text().count('"plan"') == 1
     assert line.to_folder() == line.undisturbed

@@ -94,6 +94,13 @@ def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(line:
     assert threads_left() == []
 
 
+def test_what_lies_beside_the_folder_for_fetched_inputs_is_nobodys_of_ours(line: Line) -> None:
+    for name in ("inputs-7", "inputs-old"):
+        (line.folder / name).mkdir()
+    line.to_folder()
+    assert {"inputs-7", "inputs-old"} <= {path.name for path in line.folder.iterdir()}
+
+
 def test_thresholds_of_each_tensor_fetch_the_inputs_once_however_small_the_disk(line: Line) -> None:
     line.recipe = {**line.recipe, "method": "ties", "parameters": {"trim_scope": "tensor"}}
     plan = line.prepare().plan
@@ -166,9 +173,11 @@ def killed(owner: type, name: str, moment: str, times: int) -> AbstractContextMa
 
 
 POINTS = {
+    "a shard is merged but not uploaded": (Hub, "preupload", "before", 1),
     "the second shard is merged but not uploaded": (Hub, "preupload", "before", 2),
     "uploaded but not noted": (Journal, "add_uploaded", "before", 1),
     "noted but not deleted": (Journal, "add_uploaded", "after", 1),
+    "the last one noted but not deleted": (Journal, "add_uploaded", "after", 5),
     "all uploaded, before the commit": (Hub, "commit", "before", 1),
     "after the commit, before the answer": (Hub, "commit", "after", 1),
 }
@@ -232,9 +241,12 @@ def test_uploads_that_the_target_has_lost_are_merged_again(line: Line) -> None:
 # --- faults ------------------------------------------------------------------------------------------------------
 
 
-def test_a_connection_that_drops_while_fetching_ahead_is_taken_up_again(line: Line, switch: FaultSwitch) -> None:
+@pytest.mark.parametrize("trouble", [Reset(at=10_000), Status(status=503), Reset(at=0)], ids=str)
+def test_a_connection_that_drops_while_fetching_ahead_is_taken_up_again(
+    line: Line, switch: FaultSwitch, trouble: Any
+) -> None:
     line.disk_budget = 2 * OUT_SHARD_BYTES + 1_200_000
-    rule = switch.add(SHARD, Reset(at=10_000), skip=HEADERS, times=2)
+    rule = switch.add(SHARD, trouble, skip=HEADERS, times=2)
     line.to_hub()
     assert switch.state(rule).fired == 2
     assert line.published() == line.undisturbed
@@ -253,11 +265,8 @@ def test_a_wrong_byte_anywhere_is_corrupt_nothing_is_committed_and_the_next_run_
     line.arrives()
 
 
-@pytest.mark.parametrize(
-    ("route", "trouble"),
-    [("/lfs-uploads/", LostAnswer()), ("/objects/batch", Status(status=500)), ("/api/repos/create", LostAnswer())],
-    ids=["upload", "batch", "create"],
-)
+@pytest.mark.parametrize("route", ["/lfs-uploads/", r"\.git/info/lfs/objects/batch", "/api/repos/create"])
+@pytest.mark.parametrize("trouble", [Status(status=500), LostAnswer()], ids=lambda t: t.kind)
 def test_trouble_while_uploading_in_the_background_ends_in_one_whole_commit(
     line: Line, switch: FaultSwitch, client_pauses: list[float], route: str, trouble: Any
 ) -> None:

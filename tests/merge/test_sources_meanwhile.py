@@ -12,6 +12,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from builders import llama_shapes, random_base, sparse_agent, write_model, write_sweep
@@ -24,10 +25,12 @@ from hubmerge.cli.main import main
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.pins import commits_for
 from hubmerge.engine.sink import sole_owner
-from hubmerge.errors import GatedError, HubmergeError, SourceChangedError, SourceNotFoundError
+from hubmerge.errors import GatedError, HubmergeError, HubUnavailableError, SourceChangedError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.sources.shard_cache import ShardCache
+from localhub.fault_rules import FaultSwitch, Observe, WholeFile
 
 SOME_FITS, NOTHING_FITS = 2 * OUT_SHARD_BYTES + 900_000, 2 * OUT_SHARD_BYTES
 
@@ -70,8 +73,9 @@ def test_guarded_models_are_merged_with_the_token_of_who_may_read_them(line: Lin
 REFUSALS: dict[str, type[HubmergeError]] = {"gated": GatedError, "private": SourceNotFoundError}
 
 
-def test_guarded_models_are_refused_to_others_before_anything_is_fetched(line: Line, guarded: str) -> None:
-    other = replace(line, target=line.target.replace("ada/", "bob/"), user="bob")
+@pytest.mark.parametrize("user", ["bob", "nobody"])
+def test_guarded_models_are_refused_to_others_before_anything_is_fetched(line: Line, guarded: str, user: str) -> None:
+    other = Line(line.process, line.folder, line.recipe, line.target.replace("ada/", f"{user}/"), user=user)
     with pytest.raises(REFUSALS[guarded]) as caught:
         other.to_folder()
     assert all(repo in str(caught.value) for repo in (line.recipe["base"], *line.recipe["agents"]))
@@ -155,6 +159,32 @@ def test_a_base_that_is_gone_when_only_its_small_files_are_missing_is_noticed(li
         line.to_hub()
     assert line.recipe["base"] in str(caught.value)
     assert_nothing_came(line)
+
+
+BLOCK = 51_200
+
+
+@pytest.mark.parametrize("moment", ["verifying the first", "verifying the last", "merging"])
+def test_a_whole_file_in_place_of_a_block_is_refused_and_the_next_run_is_whole(
+    line: Line, switch: FaultSwitch, moment: str
+) -> None:
+    """A shard of several blocks, read once for its checksum and then again."""
+    size = line.hub.repo_state("ada/one").files["model-00003-of-00005.safetensors"].size
+    blocks = [f"bytes={begin}-{min(begin + BLOCK, size) - 1}" for begin in range(0, size, BLOCK)]
+    assert len(blocks) > 2
+    line.disk_budget = 2 * OUT_SHARD_BYTES
+    before = {"verifying the first": 0, "verifying the last": len(blocks) - 1, "merging": len(blocks)}[moment]
+    asked = switch.add(SHARD, Observe(), times=None)
+    rule = switch.add(SHARD, WholeFile(), skip=HEADERS + before)
+    with patch.object(line_module, "ShardCache", partial(ShardCache, block_bytes=BLOCK)):
+        with pytest.raises(HubUnavailableError, match=r"206 bytes .* got 200") as caught:
+            line.to_hub()
+        assert caught.value.retryable
+        assert_nothing_came(line)
+        assert switch.state(rule).fired == 1
+        ranges = [request.range for request in switch.state(asked).requests[HEADERS:]]
+        assert ranges[: before + 1] == [*blocks, ranges[-1]][: before + 1]
+        line.arrives()
 
 
 # --- the same command after a kill --------------------------------------------------------------------------------
@@ -303,6 +333,14 @@ def test_a_run_that_waits_for_the_answer_to_its_commit_keeps_what_it_made_from_a
     assert not list(command.runs.iterdir())
 
 
+def test_a_run_that_nothing_has_moved_under_says_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    command.killed(command.run)
+    capsys.readouterr()
+    assert command.run() == 0
+    assert capsys.readouterr().err == ""
+    assert command.published() == command.undisturbed
+
+
 def test_a_run_whose_commits_are_gone_says_how_to_begin_anew(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -327,6 +365,24 @@ def test_a_merge_to_a_folder_goes_on_with_its_commits_too(command: Command, caps
     assert "To begin with the newest, merge into another folder." in told
     assert command.merged() == command.undisturbed
     assert command.merge("--resume") == 0, "finished, it is found as well"
+
+
+def test_a_model_that_the_recipe_names_by_an_earlier_id_keeps_no_merge_from_going_on(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    renamed = command.agents[1]
+    command.ada.move_repo(renamed, renamed + "-since")
+    command.killed(command.merge)
+    command.killed(command.run)
+    command.move()
+    capsys.readouterr()
+    assert command.merge("--resume") == 0
+    assert command.run() == 0
+    told = capsys.readouterr().err
+    assert told.count("goes on with the versions that it began with") == 2
+    assert f"{renamed}@" not in told, "it is where it was"
+    assert command.merged() == command.undisturbed
+    assert command.published() == command.undisturbed
 
 
 def test_pins_are_taken_for_the_very_branches_that_they_were_made_of() -> None:
@@ -383,3 +439,9 @@ def test_another_sweep_into_the_folder_of_one_that_is_at_work_is_refused_and_tak
     monkeypatch.setattr(Journal, "add_shard", meanwhile)
     assert (swept(sweep), codes) == (0, [1])
     assert "E_IN_USE: another process is merging into this folder" in capsys.readouterr().err
+
+
+HEADERS = 1  # the first read of a shard is that of its header
+
+
+SHARD = r"/ada/one/resolve/[0-9a-f]{40}/model-00003-of-00005\.safetensors$"

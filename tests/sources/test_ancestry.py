@@ -32,6 +32,8 @@ FROM_THE_CARD = (Ancestor("org/base"), Ancestor("org/one"))
     [
         (CARD, json.dumps({"parents": PARENTS}), READ),
         (CARD, None, FROM_THE_CARD),
+        (CARD, "no JSON", FROM_THE_CARD),
+        (CARD, json.dumps({"parents": {"id": "org/base"}}), FROM_THE_CARD),
         (CARD, "[" * 100_000, FROM_THE_CARD),
         (CARD, "[" + "0," * 600_000 + "0]", FROM_THE_CARD),
         (CARD, json.dumps({"parents": PARENTS, "more": "x" * 4_000_000}), FROM_THE_CARD),

@@ -136,6 +136,7 @@ STAY_BEHIND = (
     *("pytorch_model.bin", "training_args.bin", "optimizer.pt", "2_Dense/pytorch_model.bin", "vocab.pkl"),
     *("../tokenizer.json", "/etc/vocab.txt", "x/../tokenizer.json", "onnx/tokenizer.json", "1_Pooling/../x.json"),
     *("my_tokenizer/tok.py", "my_tokenizer/config.json", "my_tokenizer/x/tokenizer.json", "_tokenizer/vocab.txt"),
+    *("requirements.txt", "LICENSE.exe", "params.json", "onnx/model.onnx"),
     *("custom_generate/generate.py", ".env", "config.yaml", "consolidated.safetensors", "tokenizer.json\n"),
     *("additional_chat_templates/../x.jinja", "additional_chat_templates/a/b.jinja", "licenses/../LICENSE"),
 )
@@ -300,6 +301,9 @@ def test_a_tokenizer_that_only_the_repos_code_can_build_is_refused():
     def problems(base: Model) -> list[str]:
         return [str(p) for p in select_companions(base, (), ()).problems]
 
+    [problem] = problems(of("tokenization_qwen.py", "qwen.tiktoken", "tokenizer_config.json"))
+    assert "tokenization_qwen.py" in problem
+    assert "add a tokenizer.json to a copy of the base" in problem
     [problem] = problems(of("tokenization_x.py", "tiktoken.model", "tokenizer_config.json"))  # as Moonlight has
     assert problem.startswith("E_INCOMPATIBLE: a tokenizer that needs the repo's own code")
     assert "tokenization_x.py" in problem
@@ -307,6 +311,8 @@ def test_a_tokenizer_that_only_the_repos_code_can_build_is_refused():
     assert "auto_map of config.json" in problem
     assert problems(of("tokenization_x.py", "tiktoken.model", "tokenizer.json")) == []
     assert problems(of("tiktoken.model")) == []  # Llama 3's
+    assert problems(of("tokenization_x.py", "tokenizer.json")) == []
+    assert problems(of("tokenization_x.py", "tokenizer.model")) == []
     assert problems(of("model.txt")) == []  # a model without a tokenizer
 
 
@@ -498,15 +504,19 @@ def test_a_module_that_is_only_there_as_a_pickle_is_refused_with_the_command_tha
     error = refused(tmp_path, *((old, {}) if pickled == "base" else (DENSE, {}, old)))
     assert "a module whose weights are a pickle" in str(error)
     assert f".save_pretrained('FOLDER')\" {tmp_path}/" in str(error), "no name stands within the quotes of a shell"
+    both = {**DENSE, "2_Dense/pytorch_model.bin": b"x"}
+    files, _ = files_of(plan_of(tmp_path / "both", both, both))
+    assert "2_Dense/pytorch_model.bin" not in files
+    assert "2_Dense/model.safetensors" in files
 
 
-@pytest.mark.parametrize("foreign", ["custom_st.Transformer", "sentence_transformers", "a--b.C"])
+@pytest.mark.parametrize("foreign", ["custom_st.Transformer", "os.system", "sentence_transformers", "a--b.C"])
 def test_a_module_of_the_repos_own_code_is_refused(tmp_path: Path, foreign: str):
     error = refused(tmp_path, {"modules.json": modules(foreign)})
     assert "modules that need the repo's own code" in str(error)
     assert "merge a copy of the base without modules.json" in str(error)
 
 
-@pytest.mark.parametrize("content", [b"[1]", b'{"a": 1}', b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"{", b"[1]", b'{"a": 1}', b"[" * 100_000])
 def test_a_list_of_modules_that_is_none_is_refused(tmp_path: Path, content: bytes):
     assert "modules.json that does not list modules" in str(refused(tmp_path, {"modules.json": content}))

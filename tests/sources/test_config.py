@@ -25,18 +25,28 @@ HARMLESS: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
     "hidden_size": 896,
+    "attention_dropout": 0.0,
+    "use_cache": True,
     "eos_token_id": [1, 2],
     "pad_token_id": None,
+    "hidden_act": "silu",
     "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "long_factor": [1.0, 2.0]},
     "layer_types": ["full_attention", "sliding_attention"],
+    "transformers_version": "5.23.0",
     "text_config": {"hidden_size": 8, "rope_parameters": {"rope_theta": 1e6}, "layer_types": ["full_attention"]},
     # what a list of known keys once lost
+    "classifier_pooling": "mean",
     "layers_block_type": ["mamba", "moe", "attention"],
+    "vision_feature_select_strategy": "default",
+    "pos_att_type": ["p2c", "c2p"],
     "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
+    "encoder": {"model_type": "bert", "hidden_size": 4},
     "hybrid_override_pattern": "M-M-M*-",
     "chunkwise_kernel": "chunkwise--native_autograd",
     "task_specific_params": {"translation_en_to_de": {"prefix": "translate English to German: "}},
     "unknown_table": {"x": 1, "deep": [[{"y": "z"}]]},
+    "Upper": 1,
+    "a-b": "two words",
     "": 1,
     "2": 10**30,
     "empty": {},
@@ -47,6 +57,7 @@ HARMLESS: dict[str, Any] = {
 }
 KEYS = (  # with any text
     *("custom_generate", "_attn_implementation", "cache_Implementation", "backbone", "default_backbone", "gguf_file"),
+    *("_attn_implementation_internal", "_experts_implementation_internal", "experts_implementation"),
     *("encoder_name_or_path", "vocab_file", "checkpoint_path", "cache_dir", "_from_nowhere", "__class__", "__float__"),
 )
 CODE: dict[str, Any] = {
@@ -111,6 +122,7 @@ def test_labels_tokens_and_templates_are_text_whatever_they_read_like():
     text = {
         "id2label": {"0": "a/b", "1": "N, P", "2": "and/or", "3": "https://example.org", "4": "auto_map", "5": "x.py"},
         "label2id": {"a/b": 0, "auto_map": 1, "_attn_implementation": 2, "../x": 3, "<script>": 4, "\u202e": 5},
+        "text_config": {"id2label": {"0": "/etc/passwd"}},
         "bos_token": "</s>",
         "additional_special_tokens": ["</tool_call>", "/no_think", {"__type": "AddedToken", "content": "</x>"}],
         "added_tokens_decoder": {"5": {"content": "/think", "special": True}},
@@ -119,10 +131,13 @@ def test_labels_tokens_and_templates_are_text_whatever_they_read_like():
         "stop_strings": ["/end"],
         "character_list": ["a", "/", "\\"],  # PP-OCR's
         "post_processor_config": {"PARSE_TASKS": [{"PATTERN": r"(.+?)<loc_(\d+)>"}]},  # Florence-2's
+        "lang_to_id": {"<|en|>": 1},
+        "prefix": "http:",
         "prompts": {"query": "a/b"},
         "response_template": {
             "version": 1,
             "fields": {
+                "reasoning": {"open": "<think>", "close": "</think>"},
                 "tool_calls": {"open_pattern": "<tool_call>\\s*", "close": ["</tool_call>", "/end"], "repeats": True},
             },
         },
@@ -165,6 +180,7 @@ MERGED: dict[str, tuple[dict[str, Any], list[str], dict[str, Any], tuple[str, ..
         {},
         (),
     ),
+    "the output's dtype": (STORED, ["I64", "BF16", "BF16", "F32"], {"hidden_size": 4, "dtype": "bfloat16"}, ()),
     "the output's most frequent dtype": (STORED, ["F32", "BF16", "F32"], {"hidden_size": 4, "dtype": "float32"}, ()),
     "no dtype of floats": (STORED, ["I64"], {"hidden_size": 4}, ()),
     # many small tensors of float32 do not make a model of bfloat16 twice as large
@@ -231,6 +247,7 @@ OF_SENTENCE_TRANSFORMERS = b'{"__version__": {"sentence_transformers": "5.1.0", 
 FILES: list[tuple[bytes, bytes | None, tuple[str, ...]]] = [
     (AS_IT_IS, AS_IT_IS, ()),
     (OF_SENTENCE_TRANSFORMERS, OF_SENTENCE_TRANSFORMERS, ()),
+    (b'{"__version__": {"x": "org/repo--module.Class"}}', b'{\n  "__version__": {}\n}\n', ("__version__.x",)),
     (OF_TOKENS, OF_TOKENS, ()),
     (b'{"_x": 5, "y": true}', b'{\n  "y": true\n}\n', ("_x",)),
     (b'{"auto_map": {"X": ["e.E", null]}, "x": [{"y": "\xc3\xa4", "_y": 1}]}', KEPT, ("auto_map", "x._y")),
@@ -274,7 +291,7 @@ DESCRIBED: list[tuple[dict[str, Any], str | None]] = [
     # transformers has code of its own for these
     ({"auto_map": LLAMA_CODE}, None),
     ({"auto_map": {"AutoTokenizer": ["tokenization_x.X", None], "AutoProcessor": "processing_x.X"}}, None),
-    *(({"auto_map": none}, None) for none in ({}, [1])),
+    *(({"auto_map": none}, None) for none in ({}, None, "x", [1])),
     ({"configuration_files": ["config.4.0.0.json"]}, OTHER_FILES),
     ({"transformers_weights": "b.safetensors"}, OTHER_WEIGHTS),
     ({"transformers_weights": "model.safetensors"}, None),
@@ -293,12 +310,15 @@ def test_a_base_that_its_config_describes_only_with_other_files_is_refused(keys:
     assert problems(keys) == ([] if problem is None else [problem])
 
 
-def test_a_type_or_a_class_that_only_its_own_code_has_and_an_agent_whose_weights_lie_elsewhere_are_refused():
+def test_an_agent_whose_weights_lie_elsewhere_is_refused():
+    assert problems({}, {"transformers_weights": "b.safetensors"}) == [OTHER_WEIGHTS]
+
+
+def test_a_type_or_a_class_that_only_its_own_code_has_is_refused():
     unknown = {"model_type": "x_of_nobody", "architectures": ["XForCausalLM"], "auto_map": MODEL_CODE}
     assert problems(unknown)[:1] == [OWN_CODE]
     config = {"architectures": ["LlamaForRewards"], "auto_map": {"AutoModel": "org/x--modeling.LlamaForRewards"}}
     assert problems(config, config)[:1] == [OWN_CODE]
-    assert problems({}, {"transformers_weights": "b.safetensors"}) == [OTHER_WEIGHTS]
 
 
 def test_the_list_of_transformers_classes_is_that_of_the_installed_one():

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from line import OUT_SHARD_BYTES, SHARDS, Line, threads_left
 
-from hubmerge.errors import CorruptError, HubUnavailableError
+from hubmerge.errors import CorruptError, HubmergeError, HubUnavailableError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared
-from localhub.fault_rules import FaultSwitch, Observe, Reset, Status, WholeFile, WrongByte
+from hubmerge.sources.header import header_length
+from localhub.fault_rules import FaultSwitch, Observe, Reset, StaleHead, Status, WholeFile, WrongByte
 
 AGENT = "ada/one"
 SHARD = f"/{AGENT}/resolve/[0-9a-f]{{40}}/{SHARDS[1]}$"
 HEADERS = 1  # the first read of a shard is that of its header
+
+
+def test_the_merge_is_a_function_of_its_inputs(line: Line):
+    """So that the comparisons of these tests mean something."""
+    assert line.to_folder() == line.undisturbed
+    assert {"config.json", "tokenizer.json"} <= line.undisturbed.keys()
+    assert len([name for name in line.undisturbed if name.endswith(".safetensors")]) > 2
+    assert line.pauses == []
 
 
 def test_a_connection_that_keeps_dropping_is_given_up_and_the_next_run_goes_on_where_it_was(
@@ -31,7 +41,14 @@ def test_a_connection_that_keeps_dropping_is_given_up_and_the_next_run_goes_on_w
     assert [r.range.split("-")[0] for r in switch.state(reads).requests[HEADERS:] if r.range] == ["bytes=50000"]
 
 
-ROUTES = [f"/api/models/{AGENT}$", SHARD, "/ada/base/resolve/.*/tokenizer.json"]
+ROUTES = [
+    "/api/whoami-v2",
+    f"/api/models/{AGENT}$",
+    SHARD,
+    f"/{AGENT}/resolve/.*/model.safetensors.index.json",
+    f"/{AGENT}/resolve/.*/config.json",
+    "/ada/base/resolve/.*/tokenizer.json",
+]
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -50,25 +67,66 @@ def test_trouble_on_any_reading_route_is_waited_out_as_long_as_the_hub_asks(
     assert len(line.pauses) == 4
 
 
-def test_a_whole_file_in_place_of_a_range_is_refused_and_nothing_of_it_is_kept(line: Line, switch: FaultSwitch):
-    switch.add(SHARD, Reset(at=10_000), skip=HEADERS)  # so that the range does not begin at 0
-    switch.add(SHARD, WholeFile(), skip=2 * HEADERS)
+@pytest.mark.parametrize("skip", [0, HEADERS], ids=["header", "shard"])
+def test_a_whole_file_in_place_of_a_range_is_refused_and_nothing_of_it_is_kept(
+    line: Line, switch: FaultSwitch, skip: int
+):
+    if skip:  # so that the range does not begin at 0
+        switch.add(SHARD, Reset(at=10_000), skip=HEADERS)
+    switch.add(SHARD, WholeFile(), skip=2 * skip)
     with pytest.raises(HubUnavailableError, match=r"206 bytes .* got 200"):
         line.to_folder()
     # other shards are fetched ahead, and may have been broken off in the middle
-    [partial] = [p for p in line.folder.rglob(SHARDS[1] + "*.partial") if AGENT.replace("/", "--") in str(p)]
-    assert partial.stat().st_size == 10_000
+    partial = [
+        p.stat().st_size for p in line.folder.rglob(SHARDS[1] + "*.partial") if AGENT.replace("/", "--") in str(p)
+    ]
+    assert partial == ([10_000] if skip else [])
     switch.clear()
     assert line.to_folder() == line.undisturbed
 
 
-def test_a_wrong_byte_in_a_small_file_is_corrupt(line: Line, switch: FaultSwitch):
-    # a letter into another one, so that the file stays valid JSON
-    text = line.hub.read_file("ada/base", line.hub.repo_state("ada/base").sha, "tokenizer.json")
-    switch.add("/ada/base/resolve/.*/tokenizer.json$", WrongByte(at=text.index(b"unk"), mask=1))
-    with pytest.raises(CorruptError, match=r"tokenizer\.json"):
+def test_a_wrong_byte_in_a_header_is_refused_or_changes_nothing(line: Line, switch: FaultSwitch, family_folder: Path):
+    shard = (family_folder / "one" / SHARDS[1]).read_bytes()
+    end = 8 + header_length(shard[:8], SHARDS[1])
+    sound = line.prepare().plan.agents[0].tensors
+    refused, codes = 0, set()
+    places = [*range(8), *range(8, end, max(1, end // 40))]
+    for place in places:
+        switch.clear()
+        switch.add(SHARD, WrongByte(at=place, mask=1 << (place % 7)))
+        try:
+            planned = line.prepare()
+        except HubmergeError as error:
+            codes.add(error.code)
+            refused += 1
+        else:
+            assert planned.plan.agents[0].tensors == sound
+    assert codes <= {"E_HEADER", "E_INDEX", "E_INCOMPATIBLE", "E_FORMAT"}
+    assert refused > len(places) // 2
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_wrong_byte_in_a_small_file_is_corrupt(line: Line, switch: FaultSwitch, file: str):
+    # a digit or letter into another one, so that the file stays valid JSON
+    text = line.hub.read_file("ada/base", line.hub.repo_state("ada/base").sha, file)
+    place = next(i for i, c in enumerate(text) if chr(c).isdigit()) if file == "config.json" else text.index(b"unk")
+    switch.add(f"/ada/base/resolve/.*/{file}$", WrongByte(at=place, mask=1))
+    with pytest.raises(CorruptError, match=file):
         line.to_folder()
     assert line.to_folder() == line.undisturbed
+
+
+def test_a_stale_head_is_pinned_and_merged_as_what_it_is(line: Line, own: Path, switch: FaultSwitch):
+    """Two repos of which one is seen as it was: the report names that commit, and its files are what was merged."""
+    agent = line.recipe["agents"][0]
+    older = line.api.list_repo_commits(agent)[0].commit_id
+    line.api.upload_file(repo_id=agent, path_or_fileobj=b"later", path_in_repo="later.txt")
+    switch.add(f"/api/models/{agent}", StaleHead(), times=None)
+    prepared = line.prepare()
+    assert prepared.plan.agents[0].ref.sha == older
+    assert "later.txt" not in prepared.plan.agents[0].files
+    line.to_folder()
+    assert f'"{older}"' in (line.out / "hubmerge.json").read_text()
 
 
 LIE = SHARDS[2]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import llama_shapes, random_base, write_model
+from builders import llama_shapes, random_base, recipe_dict, write_model, write_parents
 from plan_helpers import opened
 
 from hubmerge.errors import DiskError, HubmergeError, SourceChangedError
@@ -50,16 +52,15 @@ def test_a_file_is_checked_again_when_another_one_lies_in_its_place(model: Model
 
 
 @pytest.mark.parametrize(
-    ("call", "refusal", "kind"),
+    ("refusal", "kind"),
     [
-        ("open", errno.EMFILE, DiskError),
-        ("preadv", errno.EIO, DiskError),
-        ("open", errno.ENOENT, SourceChangedError),
-        ("fstat", errno.ESTALE, SourceChangedError),
+        *((number, DiskError) for number in (errno.EIO, errno.EMFILE, errno.ENOMEM)),
+        *((number, SourceChangedError) for number in (errno.ENOENT, errno.EACCES, errno.ESTALE)),
     ],
 )
+@pytest.mark.parametrize("call", ["open", "preadv", "fstat"])
 def test_a_shard_that_is_gone_is_told_from_a_machine_that_does_not_read(
-    model: Model, monkeypatch: pytest.MonkeyPatch, call: str, refusal: int, kind: type[HubmergeError]
+    model: Model, monkeypatch: pytest.MonkeyPatch, refusal: int, kind: type[HubmergeError], call: str
 ):
     def refuse(*arguments: object, **more: object) -> None:
         raise OSError(refusal, os.strerror(refusal))
@@ -74,6 +75,22 @@ def test_a_shard_that_is_gone_is_told_from_a_machine_that_does_not_read(
     assert ("ulimit -n" in str(caught.value)) == (refusal == errno.EMFILE)
 
 
+@pytest.mark.slow
+def test_a_merge_of_more_shards_than_files_may_be_open(tmp_path: Path):
+    folders = write_parents(tmp_path, shards=20)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(str(recipe_dict(folders[0], folders[1:])))
+    code = """
+import resource, sys
+from hubmerge.cli.main import main
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+sys.exit(main(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", code, "merge", str(recipe), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+
+
 # --- what follows in a file is asked for while what was read is computed on, where it is not there yet -------------
 
 COUNT = 300_000  # bytes of a chunk: two requests and a part
@@ -86,12 +103,14 @@ COUNT = 300_000  # bytes of a chunk: two requests and a part
         (errno.EAGAIN, COUNT, [2 * COUNT - 1], [131_072, 131_072, COUNT - 262_144]),
         (0, COUNT, [2 * COUNT - 1], []),
         (errno.EOPNOTSUPP, COUNT, [2 * COUNT - 1], []),
+        (errno.EINVAL, COUNT, [2 * COUNT - 1], []),
         (errno.EAGAIN, 192, [], []),
+        (None, COUNT, [], []),
     ],
-    ids=["it is not there", "it is there", "no such question", "a small tensor"],
+    ids=["it is not there", "it is there", "no such question", "not of this file", "a small tensor", "no such flag"],
 )
 def test_the_next_chunk_is_asked_for_where_it_is_large_and_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, count: int, probes: list[int], asked: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int | None, count: int, probes: list[int], asked: list[int]
 ):
     probed: list[int] = []
     hinted: list[tuple[int, int]] = []
@@ -107,6 +126,8 @@ def test_the_next_chunk_is_asked_for_where_it_is_large_and_not_there(
 
     monkeypatch.setattr(os, "preadv", answered)
     monkeypatch.setattr(os, "posix_fadvise", lambda file, offset, size, advice: hinted.append((offset, size)))
+    if error is None:
+        monkeypatch.setattr(files_module, "_NO_WAIT", 0)
     model = opened(write_model(tmp_path, random_base(0, sizes=llama_shapes(layers=6, hidden=96, intermediate=256))))
     path, out = tmp_path / model.shards[0], bytearray(count)
     ShardFiles().read_into(path, model, model.shards[0], 0, memoryview(out))

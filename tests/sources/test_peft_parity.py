@@ -1,4 +1,4 @@
-"""An adapter that PEFT saved is read as what PEFT's own merge makes of it."""
+"""An adapter that PEFT saved is read as what PEFT's own merge makes of it, from a folder and from the Hub."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import HfApi
 from numpy.typing import NDArray
 from plan_helpers import NOWHERE, plan_of
 
+from hubmerge.hub.client import Hub
+from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from localhub.process import LocalHubProcess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,6 +64,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         llama,
         {"target_modules": ["o_proj"], "modules_to_save": ["lm_head", "embed_tokens"], "bias": "all"},
     ),
+    "biases of adapted layers": (llama, {"target_modules": ["o_proj"], "bias": "lora_only"}),
     "conv1d": (gpt2, {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
 }
 
@@ -84,12 +89,8 @@ def save_family(folder: Path, build: Any, settings: Mapping[str, Any]) -> list[d
     return merged
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_an_adapter_reads_as_peft_merges_it(tmp_path: Path, case: str):
-    merged = save_family(tmp_path, *CASES[case])
-    plan = plan_of(*(tmp_path / n for n in ("base", "agent0", "agent1")))
-    with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
+def assert_read(plan: Plan, store: LocalOrFetched, merged: list[dict[str, NDArray[np.float32]]]) -> None:
+    with TensorReader(plan.models, store) as reader:
         for planned in plan.tensors():
             for k, expected in enumerate(merged, start=1):
                 whole = reader.values(k, planned.inputs[k], 0, planned.elements)
@@ -99,3 +100,28 @@ def test_an_adapter_reads_as_peft_merges_it(tmp_path: Path, case: str):
                     for start in range(0, planned.elements, 7)
                 ]
                 assert np.concatenate(parts).tobytes() == whole.tobytes(), planned.name
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_an_adapter_reads_as_peft_merges_it(tmp_path: Path, case: str):
+    merged = save_family(tmp_path, *CASES[case])
+    plan = plan_of(*(tmp_path / n for n in ("base", "agent0", "agent1")))
+    assert_read(plan, LocalOrFetched(NOWHERE, tmp_path / "cache"), merged)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_an_adapter_on_the_hub_is_pinned_fetched_and_read(tmp_path: Path, local_hub: LocalHubProcess):
+    merged = save_family(tmp_path, *CASES["linear"])
+    ada = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+    names = [f"ada/lora-{n}" for n in ("base", "agent0", "agent1")]
+    for name in names:
+        ada.create_repo(name)
+        ada.upload_folder(repo_id=name, folder_path=tmp_path / name.removeprefix("ada/lora-"))
+    hub = Hub(local_hub.endpoint, local_hub.tokens["bob"])
+    plan = plan_of(*names, hub=hub)
+    assert [m.ref.sha for m in plan.models] == [ada.model_info(n).sha for n in names]
+    sizes = [(tmp_path / f"agent{k}" / "adapter_model.safetensors").stat().st_size for k in range(2)]
+    assert [m.weight_bytes for m in plan.agents] == sizes
+    assert plan.download_bytes == sum(sizes) + (tmp_path / "base" / "model.safetensors").stat().st_size
+    assert_read(plan, LocalOrFetched(hub, tmp_path / "cache"), merged)

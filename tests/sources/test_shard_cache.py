@@ -10,7 +10,7 @@ import hashlib
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -239,7 +239,7 @@ def test_a_second_pass_refetches_only_what_did_not_fit(hub: FolderHub, tmp_path:
     assert cache.fetched.refetched_shards == cache.fetched.shards - 10
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(25))
 def test_any_layout_order_and_budget_gives_the_right_bytes_within_the_budget(hub: FolderHub, tmp_path: Path, seed: int):
     draw = random.Random(seed)
     sizes = {f"t{i:02d}": KB * draw.randint(1, 6) for i in range(draw.randint(3, 14))}
@@ -332,12 +332,17 @@ def test_what_an_earlier_run_fetched_is_used_and_what_it_left_over_the_budget_is
     assert sum(hub.downloads.values()) <= 6
 
 
-def test_what_an_earlier_run_fetched_and_was_damaged_since_is_fetched_again(hub: FolderHub, tmp_path: Path):
+@pytest.mark.parametrize(
+    "damage", [lambda c: bytes([c[0] ^ 1]) + c[1:], lambda c: bytes(len(c) - 1)], ids=["another byte", "another size"]
+)
+def test_what_an_earlier_run_fetched_and_was_damaged_since_is_fetched_again(
+    hub: FolderHub, tmp_path: Path, damage: Callable[[bytes], bytes]
+):
     [model] = models = [in_shards(hub, "org/m", 3)]
     names = [*model.tensors]
     one_pass(hub, tmp_path, models, 3 * SHARD, names, keep=True)
     damaged = sorted(tmp_path.rglob("*.safetensors"))[1]
-    damaged.write_bytes(bytes(SHARD))
+    damaged.write_bytes(damage(damaged.read_bytes()))
     second = one_pass(hub, tmp_path, models, 3 * SHARD, names)
     assert (second.fetched.hits, second.fetched.shards, second.fetched.bytes) == (2, 1, SHARD)
 
@@ -433,6 +438,43 @@ def reader_that_waits(cache: Any, model: Model, name: str) -> Reader:
     return reader
 
 
+@pytest.fixture
+def while_reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What is done while a shard's file is being read, by the shard's name; once."""
+    to_do: dict[str, Any] = {}
+    read_into = ShardFiles.read_into
+
+    def watched(files: ShardFiles, path: Path, model: Model, shard: str, offset: int, out: memoryview) -> None:
+        to_do.pop(shard, lambda: None)()
+        read_into(files, path, model, shard, offset, out)
+
+    monkeypatch.setattr(ShardFiles, "read_into", watched)
+    yield to_do
+    assert not to_do
+
+
+def test_whoever_holds_shards_gets_the_room_that_a_reader_leaves(
+    hub: FolderHub, model: Model, tmp_path: Path, while_reading: dict[str, Any]
+):
+    held, waiting = threading.Event(), threading.Event()
+
+    def starting(done: int, total: int) -> None:
+        if held.is_set():
+            waiting.set()
+
+    cache: Any = cache_of(hub, tmp_path, [model], SHARD, starting=starting)
+    cache.expect(reads_of([model], ["a"]), again=True)
+    while_reading["0.safetensors"] = waiting.wait
+    reader = Reader(cache, model, "0.safetensors")
+    while not cache._shards["org/m", "c" * 40, "0.safetensors"].leases:
+        pass
+    held.set()
+    with cache.held([(model, "1.safetensors")]) as paths:
+        assert [path.read_bytes() for path in paths.values()] == [hub.contents["org/m", "1.safetensors"]]
+    reader.join()
+    cache.close()
+
+
 @pytest.mark.parametrize(
     ("needed", "states"), [("a", ["present", "absent", "absent"]), ("ab", ["present", "fetching", "absent"])]
 )
@@ -518,7 +560,7 @@ def test_readings_of_one_tensor_may_overlap(hub: FolderHub, model: Model, tmp_pa
     cache.close()
 
 
-@pytest.mark.parametrize("budget", [SHARD, 2 * SHARD])
+@pytest.mark.parametrize("budget", [SHARD, 2 * SHARD, 3 * SHARD])
 def test_what_the_cache_counts_is_what_lies_on_the_disk_and_nobody_waits_in_the_end(
     hub: FolderHub, model: Model, tmp_path: Path, budget: int
 ):

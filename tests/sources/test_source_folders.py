@@ -66,6 +66,22 @@ def test_a_folder_is_pinned_by_what_it_holds(tmp_path: Path):
     assert opened(first).ref.sha != pin
 
 
+def test_folders_of_equal_sizes_and_times_have_pins_of_their_own(tmp_path: Path):
+    """As all files of an unpacked archive have one time."""
+    folders = [write_model(tmp_path / str(seed), random_base(seed), shards=2) for seed in (0, 1)]
+    shards = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
+    for path in shards:
+        os.utime(path, ns=(1, 1))
+    assert [path.stat().st_size for path in shards[:2]] == [path.stat().st_size for path in shards[2:]]
+    first, other = opened(folders[0]), opened(folders[1])
+    assert first.headers == other.headers
+    assert first.ref.sha != other.ref.sha
+    for path in shards[:2]:  # changed in place, with the old time
+        path.write_bytes((folders[1] / path.name).read_bytes())
+        os.utime(path, ns=(1, 1))
+    assert opened(folders[0]).ref.sha == other.ref.sha
+
+
 @pytest.mark.parametrize(("shards", "most"), [(1, 65), (100, 100)])
 def test_a_pin_reads_few_blocks_of_a_large_model_and_any_of_them_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int, most: int
@@ -111,6 +127,7 @@ def test_a_license_is_read_from_a_local_card_and_a_broken_card_says_nothing(tmp_
 
 
 CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "longer": lambda content: content + b"x",
     "empty": lambda content: b"",
     "another header of the same size": lambda content: content.replace(b".q_proj.", b".x_proj."),
 }
@@ -144,16 +161,18 @@ def test_folders_are_refused_where_they_are_not_allowed(folder: Path):
 NO_SAFETENSORS = (
     b"",
     b"\x10\0\0\0\0\0\0\0{}",
+    struct.pack("<Q", 2**63) + b"{}" * 100,
     struct.pack("<Q", 25_000_001) + b"{}" * 100,
+    b"PK\x03\x04" + b"\0" * 100,
     b"\x80\x02}q\x00." + b"\0" * 100,
     struct.pack("<Q", 16) + b'{"a":' + b"[" * 11 + b"\0" * 64,
 )
 NO_SMALL_OBJECT = (
-    *(b"[]", b"{", b"\xff", b"[" * 100_000, b'{"a":' + b"9" * 101 + b"}"),
+    *(b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"a":' + b"9" * 5000 + b"}", b'{"a":' + b"9" * 101 + b"}"),
     b'{"a":[' + b"[]," * 1_000_000 + b"[]]}",
     b'{"a":"' + b"x" * 5_000_000 + b'"}',
 )
-NO_WEIGHT_MAP = (b"{}", b'{"weight_map":{}}', b'{"weight_map":[]}')
+NO_WEIGHT_MAP = (b"{}", b'{"weight_map":{}}', b'{"weight_map":[]}', b'{"weight_map":null}')
 BOMB = b'{"weight_map":[' + b"[]," * 2_000_000 + b"[]]}"  # it is not even parsed
 BROKEN: list[tuple[str, bytes, type[HubmergeError], str]] = [
     *(("model.safetensors", content, HeaderError, "model.safetensors in") for content in NO_SAFETENSORS),
@@ -171,14 +190,15 @@ def test_a_broken_file_is_refused(sharded: Path, name: str, content: bytes, kind
 
 def test_an_index_may_only_name_shards_that_are_there(sharded: Path):
     (sharded / ".hidden.safetensors").touch()
-    odd: list[Any] = ["../../etc/passwd", "https://example.org/x.safetensors", f"sub/{FIRST}", ".hidden.safetensors"]
+    odd: list[Any] = ["/etc/passwd", "..", "model.bin", "\u202emodel.safetensors", 1, {}]
+    odd += ["../../etc/passwd", "https://example.org/x.safetensors", f"sub/{FIRST}", ".hidden.safetensors"]
     for shard in (*odd, "model-00003-of-00002.safetensors", "config.json", "a\0.safetensors", "", None, [FIRST]):
         write_index(sharded, {**dict.fromkeys(BASE, FIRST), "model.norm.weight": shard})
         assert "the index names a file that is not a shard" in refuse_folder(IndexFileError, sharded)
 
 
 def test_a_hostile_index_sends_no_request(sharded: Path, clock: Clock):
-    for shard in ("../../etc/passwd", "gone.safetensors"):
+    for shard in ("../../etc/passwd", "http://127.0.0.1/x.safetensors", "gone.safetensors"):
         write_index(sharded, {**dict.fromkeys(BASE, FIRST), "model.norm.weight": shard})
         with ScriptedHub({p.name: p.read_bytes() for p in sharded.iterdir()}) as server:
             with pytest.raises(IndexFileError):

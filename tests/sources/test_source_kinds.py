@@ -69,6 +69,9 @@ BAD_FP8: dict[str, tuple[dict[str, T], str]] = {
     "another shape": ({f"{Q}.weight_scale_inv": tensor(np.ones((2, 1)), "F32")},
                       f"one per block of 128×128, got {Q}.weight 16×16 with F32 2×1"),
     "integer scales": ({f"{Q}.weight_scale": tensor([3], "U8")}, f"{Q}.weight 16×16 with U8 1"),
+    "no matrix of scales": ({f"{Q}.weight_scale": tensor(np.ones((1, 2, 3)), "F32")}, "16×16 with F32 1×2×3"),
+    "a scale of nothing": ({"model.norm.weight_scale": SCALE, f"{Q}.weight_scale": SCALE},
+                           "got model.norm.weight_scale"),
     "two scales": ({f"{Q}.weight_scale": SCALE, f"{Q}.weight_scale_inv": SCALE}, "with F32 scalar and F32 scalar"),
 }  # fmt: skip
 
@@ -105,13 +108,15 @@ def test_plain_fp8_is_accepted_and_scales_are_no_tensors_of_the_model(
 ROTATED = {**PLAIN_FP8[-1], "transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}
 
 
-@pytest.mark.parametrize("config", [{"quant_method": "gptq"}, {"quant_method": "compressed-tensors"}, ROTATED, "fp8"])
+@pytest.mark.parametrize(
+    "config", [{"quant_method": "gptq"}, {"quant_method": "compressed-tensors"}, ROTATED, {"x": 1}, "fp8"]
+)
 def test_a_quantization_beside_fp8_is_refused(tmp_path: Path, base: Path, other: Path, config: Any):
     agent = fp8_agent(tmp_path / "agent", {f"{Q}.weight_scale": SCALE}, config)
     assert "quantized weights" in refused(base, agent, other)[0]
 
 
-def test_an_fp8_base_becomes_bfloat16(tmp_path: Path, other: Path):
+def test_an_fp8_base_becomes_bfloat16_unless_a_dtype_is_named(tmp_path: Path, other: Path):
     base = fp8_agent(tmp_path / "fp8", {f"{Q}.weight_scale": SCALE, "model.norm.weight": tensor(np.ones(16), "F32")})
     agents = (write_model(tmp_path / "a", sparse_agent(BASE, 0.2, 3)), other)
     plan = plan_of(base, *agents)
@@ -119,6 +124,9 @@ def test_an_fp8_base_becomes_bfloat16(tmp_path: Path, other: Path):
     assert {t.dtype for t in plan.tensors() if t.name != "model.norm.weight"} == {"BF16"}
     assert any("fp8 weights are stored as bfloat16" in w for w in plan.warnings)
     assert sum("rounding the base to 8 bits, unless it was trained from these" in w for w in plan.warnings) == 2
+    plan = plan_of(base, *agents, dtype="float16")
+    assert {t.dtype for t in plan.tensors()} == {"F16"}
+    assert not any("stored as bfloat16" in w for w in plan.warnings)
 
 
 # --- adapters ----------------------------------------------------------------------------------------------------
@@ -142,6 +150,12 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
     "target_parameters: ['experts.down_proj']": {"target_parameters": ["experts.down_proj"]},
     "layer_replication: [[0, 4], [2, 5]]": {"layer_replication": [[0, 4], [2, 5]]},
     "init_lora_weights: 'pissa' (it changes the base's weights, too)": {"init_lora_weights": "pissa"},
+    "lora_bias: True": {"lora_bias": True},
+    "use_qalora: True": {"use_qalora": True},
+    "trainable_token_indices: [1]": {"trainable_token_indices": [1]},
+    "alora_invocation_tokens: [5]": {"alora_invocation_tokens": [5]},
+    "megatron_config: {'a': 1}": {"megatron_config": {"a": 1}},
+    "init_lora_weights: 'loftq'": {"init_lora_weights": "loftq"},
     "init_lora_weights: [1]": {"init_lora_weights": [1]},
     "something_new: 'x', lora_bias: True": {"something_new": "x", "lora_bias": True},
     "a wrong r": {"r": 0},
@@ -185,6 +199,7 @@ PAIR = factors()
 A_ALONE = dict([*PAIR.items()][:1])
 BAD_ADAPTERS: dict[str, Model] = {
     f"got {WRAPPER}{Q}.lora_magnitude_vector": adapter({**PAIR, f"{WRAPPER}{Q}.lora_magnitude_vector": (16,)}),
+    f"got {WRAPPER}{Q}.lora_A.other.weight": adapter({f"{WRAPPER}{Q}.lora_A.other.weight": ()}),
     f"got {Q}.weight (no B)": adapter(A_ALONE),
     f"full tensors, got {Q}.lora_A.weight": adapter({**PAIR, f"{Q}.lora_A.weight": (4, 16)}),
     "without a pair of lora_A and lora_B": adapter({f"{WRAPPER}{HEAD}": (40, 16)}),
@@ -197,6 +212,8 @@ BAD_ADAPTERS: dict[str, Model] = {
         {f"{WRAPPER}model.embed_tokens.lora_embedding_{part}": s for part, s in (("A", (4, 16)), ("B", (40, 4)))}
     ),
     f"{Q}.weight: rank 2, where adapter_config.json says 4": adapter(factors(rank=2)),
+    f"{Q}.weight: rank 4, where adapter_config.json says 3": adapter(PAIR, rank_pattern={"q_proj": (0, 3)}),
+    "model.norm.weight: A 4×16, B 16×4, W 16": adapter(factors("model.norm")),
     f"{Q}.weight: square, and fan_in_fan_out is not what others show": adapter(
         {**PAIR, **factors("model.layers.0.mlp.up_proj", rows=24)}, fan_in_fan_out=True
     ),
@@ -205,6 +222,15 @@ BAD_ADAPTERS: dict[str, Model] = {
         PAIR, base_name="org/instruct"
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("more", "words"), [({"model.norm.weight": (3,)}, "other shapes"), ({f"{Q}.bias": (16,)}, "does not have in")]
+)
+def test_whole_tensors_beside_an_adapter_s_pairs_are_those_of_the_base(more: Shapes, words: str):
+    agent = adapter({**PAIR, **{f"{WRAPPER}{name}": shape for name, shape in more.items()}})
+    listed = problems(ON_HUB, agent, model("org/c", LAYERS, config=ON_HUB.config))
+    assert any(words in text and next(iter(more)) in text for text in listed), listed
 
 
 @pytest.mark.parametrize("words", BAD_ADAPTERS)
@@ -324,6 +350,15 @@ def test_what_a_trainer_keeps_in_its_own_format_is_refused_with_the_command_that
     assert f"'{folder}'" in told, "it is quoted for a shell"
 
 
+def test_adapters_in_a_folder_of_a_repo_are_fetched_by_the_command_that_is_told(tmp_path: Path):
+    files = {name: FileInfo(name, 1) for name in ("README.md", "math/adapter_config.json")}
+    place = Place("org/a@1", "org/a", None, files, {}, lambda path, start, end: b"", lambda path, most: b"")
+    told = str(place.without_weights("model.safetensors", {}))
+    assert "Fetch it (`hf download org/a --include 'math/*' --local-dir a`), and name ./a/math." in told
+    write_adapter(tmp_path / "a" / "code", pair(Q, *lora((16, 16))))
+    assert opened(tmp_path / "a" / "code").kind == "LoRA adapter"
+
+
 def test_what_a_trainer_keeps_on_the_hub_is_fetched_before_it_is_converted():
     files = {"zero_to_fp32.py": FileInfo("zero_to_fp32.py", 1)}
     place = Place("org/a@1", "org/a", None, files, {}, lambda path, start, end: b"", lambda path, most: b"")
@@ -371,11 +406,15 @@ ALIGNED: dict[str, tuple[list[str], list[str], str]] = {
     "older names": (NEWER, OLDER, OTHER_VERSION),
     "newer names": (OLDER, NEWER, OTHER_VERSION),
     "torch.compile": (NAMES, [f"_orig_mod.module.{n}" for n in NAMES], WRAPPERS),
+    "torch.compile within": (NAMES, [n.replace("model.", "model._orig_mod.", 1) for n in NAMES], WRAPPERS),
+    "DDP of a compiled model": (NAMES, [f"module._orig_mod.{n}" for n in NAMES], WRAPPERS),
     "checkpointing": (NAMES, [n.replace("model.", "model._checkpoint_wrapped_module.", 1) for n in NAMES], WRAPPERS),
     "FSDP": (NAMES, [n.replace("model.", "_fsdp_wrapped_module.model._fsdp_wrapped_module.") for n in NAMES], WRAPPERS),
 }
 PREFIXED = [f"module.{name}" for name in NAMES]
 NOT_ALIGNED = {
+    "a model's own": [f"backbone.{name}" for name in NAMES],
+    "the base's twice": [f"model.model.{name}" for name in NAMES],
     "another prefix": [f"module.module.{name}" for name in NAMES],
     "two names would be one": [*PREFIXED, "model.norm.weight"],
     "half of them": PREFIXED[: len(NAMES) // 2 - 1],

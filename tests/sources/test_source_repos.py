@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from builders import random_base, read_model, write_model
+from builders import random_base, read_model, sparse_agent, write_model
 from huggingface_hub import HfApi
 from plan_helpers import plan_of
 from scripted_hub import ScriptedHub, error
@@ -124,6 +124,13 @@ def test_a_repo_made_anew_in_mid_job_is_noticed(bob: Hub, ada: HfApi, repo: str,
     with pytest.raises(SourceChangedError):
         on_hub(bob, f"{repo}@{model.ref.sha}")
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_a_repo_that_moved_on_is_still_read_at_its_pin(bob: Hub, ada: HfApi, repo: str, folder: Path, tmp_path: Path):
+    model = on_hub(bob, repo)
+    ada.upload_folder(repo_id=repo, folder_path=write_model(tmp_path / "next", sparse_agent(random_base(0), 0.5, 1)))
+    path = LocalOrFetched(bob, tmp_path / "cache").path(model, "model.safetensors")
+    assert path.read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 def test_all_problems_of_several_models_are_raised_together(

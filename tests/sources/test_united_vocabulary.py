@@ -23,10 +23,14 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
         made = Tokenizer(models.BPE())
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         trainer: Any = trainers.BpeTrainer(vocab_size=300, special_tokens=special)
-    else:
+    elif kind == "unigram":
         made = Tokenizer(models.Unigram())
         made.pre_tokenizer = pre_tokenizers.Metaspace()
         trainer = trainers.UnigramTrainer(vocab_size=60, special_tokens=special, unk_token="<unk>")
+    else:
+        made = Tokenizer(models.WordPiece(unk_token="<unk>"))
+        made.pre_tokenizer = pre_tokenizers.Whitespace()
+        trainer = trainers.WordPieceTrainer(vocab_size=60, special_tokens=special)
     made.train_from_iterator(TEXT, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
@@ -37,15 +41,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class Family:
     """A base and agents that transformers made and extended."""
 
-    def __init__(self, folder: Path, kind: str, *, tied: bool) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, kind: str, *, tied: bool, spare: int = 0) -> None:
+        self.folder, self.kind = folder, kind
         self.tokenizer = tokenizer_of(kind)
         torch.manual_seed(0)
+        self.rows = len(self.tokenizer) + spare
         config = LlamaConfig(
-            vocab_size=len(self.tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-            num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=tied,
+            vocab_size=self.rows, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, tie_word_embeddings=tied,
         )  # fmt: skip
-        self.base = self.saved("base", LlamaForCausalLM(config), self.tokenizer)
+        self.model = LlamaForCausalLM(config)
+        self.base = self.saved("base", self.model, self.tokenizer)
 
     def saved(self, name: str, model: Any, tokenizer: Any) -> Path:
         folder = self.folder / name
@@ -58,7 +64,7 @@ class Family:
         model = AutoModelForCausalLM.from_pretrained(self.base)
         tokenizer = AutoTokenizer.from_pretrained(self.base)
         tokenizer.add_tokens(tokens, special_tokens=special)
-        if tokens:
+        if len(tokenizer) > self.rows or pad_to:
             model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=pad_to, mean_resizing=False)
         torch.manual_seed(len(name) + sum(map(ord, name)))
         with torch.no_grad():
@@ -85,11 +91,11 @@ def rows_in(model: Any, number: int) -> torch.Tensor:
     return torch.stack([table.weight[number].detach() for table in tables])
 
 
-@pytest.mark.parametrize(("kind", "tied"), [("bpe", True), ("unigram", False)])
+@pytest.mark.parametrize(("kind", "tied"), [("bpe", True), ("unigram", False), ("wordpiece", False)])
 def test_the_tokens_of_all_agents_are_in_the_result_with_their_rows(tmp_path: Path, kind: str, tied: bool):
     family = Family(tmp_path, kind, tied=tied)
     one = family.agent("one", ["<think>", "</think>", "<both>"], special=True)
-    two = family.agent("two", ["<call>", "<both>"], pad_to=32)  # rows that only pad are not taken over
+    two = family.agent("two", ["<call>", "<both>"])
     out = family.merged(one, two)
     tokenizer = AutoTokenizer.from_pretrained(out)
     names = ["<think>", "</think>", "<both>", "<call>"]
@@ -113,21 +119,39 @@ def test_the_tokens_of_all_agents_are_in_the_result_with_their_rows(tmp_path: Pa
     assert not any("tokenizer.json differs" in w for w in warnings)
 
 
+def test_tokens_that_fit_into_spare_rows_of_the_base_get_rows_of_their_own(tmp_path: Path):
+    family = Family(tmp_path, "wordpiece", tied=False, spare=2)
+    first = len(family.tokenizer)
+    one = family.agent("one", ["<a>", "<b>", "<c>"])
+    two, three = family.agent("two", ["<d>", "<e>", "<f>"]), family.agent("three", ["<z>"])  # three does not grow
+    out = family.merged(one, two, three)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    names = ["<a>", "<b>", "<c>", "<d>", "<e>", "<f>", "<z>"]
+    assert tokenizer.convert_tokens_to_ids(names) == list(range(first, first + 7))
+    for token, holder in zip(names, (one, one, one, two, two, two, three), strict=True):
+        assert torch.equal(rows_of(out, token), rows_of(holder, token)), token
+
+
+def test_rows_that_only_pad_are_not_taken_over(tmp_path: Path):
+    family = Family(tmp_path, "wordpiece", tied=True)
+    out = family.merged(family.agent("one", ["<a>"], pad_to=64), family.agent("two", ["<b>"], pad_to=32))
+    assert AutoModelForCausalLM.from_pretrained(out).config.vocab_size == len(family.tokenizer) + 2
+    assert len(AutoTokenizer.from_pretrained(out)) == len(family.tokenizer) + 2
+
+
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @pytest.mark.parametrize(
-    ("more", "others"),
-    [
-        ({"modules_to_save": ["embed_tokens", "lm_head"]}, ["<call>"]),
-        ({"target_modules": ["embed_tokens", "lm_head"]}, []),
-    ],
-    ids=["saved", "adapted"],
+    "more",
+    [{}, {"modules_to_save": ["embed_tokens", "lm_head"]}, {"target_modules": ["embed_tokens", "lm_head"]}],
+    ids=["plain", "saved", "adapted"],
 )
+@pytest.mark.parametrize("others", [["<call>"], []], ids=["other-rows", "base-rows"])
 def test_an_adapter_that_peft_saved_with_its_new_rows_takes_part(
     tmp_path: Path, more: dict[str, Any], others: list[str]
 ):
     peft = pytest.importorskip("peft")
-    family = Family(tmp_path, "unigram", tied=False)
+    family = Family(tmp_path, "wordpiece", tied=False)
     tokenizer = AutoTokenizer.from_pretrained(family.base)
     tokenizer.add_tokens(["<tool>"])
     model = AutoModelForCausalLM.from_pretrained(family.base)

@@ -147,11 +147,12 @@ def test_a_token_whose_row_an_agent_lacks_is_not_of_that_agent(tmp_path: Path, p
     assert tables[0] == tables[1]
 
 
-def test_a_stored_copy_of_a_tied_head_needs_no_added_rows(tmp_path: Path):
+@pytest.mark.parametrize("stores", ["base", "plain"])
+def test_a_stored_copy_of_a_tied_head_needs_no_added_rows(tmp_path: Path, stores: str):
     folders = []
     for seed, name in enumerate(("base", "plain", "donor")):
         tensors = sparse_agent(BASE, 0.3, seed) if seed else BASE
-        kept = {n: t for n, t in tensors.items() if n != HEAD or name == "base"}
+        kept = {n: t for n, t in tensors.items() if n != HEAD or name == stores}
         kept = grown(kept, 2) if name == "donor" else kept
         names = {"tokenizer.json": tokenizer(added=ADDED if name == "donor" else None)}
         folders.append(
@@ -313,7 +314,9 @@ def test_tokens_in_rows_that_the_base_has_are_said_to_be_merged(tmp_path: Path, 
         ({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"content": "c", "id": 2}]}, {"a": 0, "b": 1, "c": 2}),
         ({"model": {"vocab": [["a", -1.0], ["b", -2.0]]}}, {"a": 0, "b": 1}),
         ({"model": {"vocab": [["a", -1.0], "b"]}}, None),
+        ({"model": {"vocab": {"a": "0"}}}, None),
         ({"model": {"vocab": {"a": True}}}, None),
+        ({"model": 3}, None),
         ({"model": {"vocab": {"a": 2**31}}}, None),
         ({"model": {"vocab": {"a": 0}}, "added_tokens": [3]}, None),
         ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "\ud800", "id": 1}]}, None),
@@ -407,7 +410,7 @@ def test_a_tokenizer_without_measure_is_left_unread_or_refused(tmp_path: Path, b
         plan_of(base, plain, donor)
 
 
-@pytest.mark.parametrize("content", [b"[]", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
 def test_a_broken_file_beside_the_tokenizer_that_agents_extend_stays_as_it_is(
     growing: tuple[Path, Path, Path], content: bytes
 ):
