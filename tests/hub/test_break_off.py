@@ -19,8 +19,8 @@ from textwrap import dedent
 from unittest.mock import patch
 
 import pytest
-from huggingface_hub import constants
-from line import OUT_SHARD_BYTES, Line, threads_left
+from huggingface_hub import HfApi, constants
+from line import OUT_SHARD_BYTES, Killed, Line, threads_left
 from processes import ROOT, Beside, as_ada, printed_by, until
 from scripted_hub import Answer, Request, ScriptedHub, error
 
@@ -29,7 +29,7 @@ from hubmerge.hub import transfer as hub_bytes
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience, RefusedError
 from hubmerge.hub.transfer import BreakableFile
-from hubmerge.hub.writing import _watched
+from hubmerge.hub.writing import _watched, bytes_read
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
@@ -40,7 +40,10 @@ GIVEN_UP_S = 30.0
 COMPILED_S = 300.0  # a command that finds no kept machine code makes it first
 
 
-def test_an_interrupt_breaks_a_running_upload_off_and_the_next_run_goes_on(line: Line) -> None:
+@pytest.mark.parametrize("end", [CancelledError, KeyboardInterrupt, Killed])
+def test_whatever_ends_a_merge_breaks_a_running_upload_off_and_the_next_run_goes_on(
+    line: Line, end: type[BaseException]
+) -> None:
     begun, broken_off = threading.Event(), threading.Event()
 
     def endless(file: BreakableFile, size: int | None = -1) -> bytes:
@@ -53,10 +56,10 @@ def test_an_interrupt_breaks_a_running_upload_off_and_the_next_run_goes_on(line:
 
     def seen(stage: str) -> None:
         if begun.is_set():
-            raise KeyboardInterrupt
+            raise end("enough")
 
     line.watcher.seen = seen
-    with patch.object(BreakableFile, "read", endless), pytest.raises(KeyboardInterrupt):
+    with patch.object(BreakableFile, "read", endless), pytest.raises(end):
         line.to_hub()
     assert broken_off.is_set()
     assert threads_left() == []
@@ -81,6 +84,34 @@ def test_an_error_that_a_retry_may_mend_lets_the_running_upload_come_to_its_end(
         line.to_hub()
     assert threads_left() == []
     assert '"uploaded"' in (line.out / ".hubmerge" / "journal.jsonl").read_text()
+
+
+@pytest.fixture(scope="module")
+def in_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    options = ("--multipart-bytes", "100000", "--part-bytes", "50000")
+    with LocalHubProcess(tmp_path_factory.mktemp("parts"), options=options) as hub:
+        yield hub
+
+
+def test_an_upload_in_parts_is_broken_off_between_two_reads_too(in_parts: LocalHubProcess, tmp_path: Path) -> None:
+    HfApi(in_parts.endpoint, token=in_parts.tokens["ada"]).create_repo("ada/parts")
+    hub = Hub(in_parts.endpoint, in_parts.tokens["ada"]).breakable()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(range(256)) * 2000)
+    reads = [0]
+    read = BreakableFile.read
+
+    def counted(file: BreakableFile, size: int | None = -1) -> bytes:
+        reads[0] += 1
+        if reads[0] == 3:
+            hub.break_off()
+        return read(file, size)
+
+    with patch.object(BreakableFile, "read", counted), pytest.raises(CancelledError):
+        hub.preupload("ada/parts", path, path.name)
+    assert reads[0] == 3
+    again = Hub(in_parts.endpoint, in_parts.tokens["ada"]).breakable()
+    assert again.is_uploaded(again.preupload("ada/parts", path, path.name))
 
 
 def test_a_pause_between_two_tries_ends_with_the_upload(faulty_hub: LocalHubProcess, switch: FaultSwitch) -> None:
@@ -122,6 +153,16 @@ def weights(tmp_path: Path) -> Path:
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(2_000_000))
     return path
+
+
+def test_how_far_an_upload_is_can_be_seen_whoever_reads_the_file(weights: Path) -> None:
+    seen_as = weights.parent / "folder"
+    seen_as.symlink_to(weights.parent)
+    assert bytes_read(weights) == 0
+    with weights.open("rb", buffering=0) as file:
+        file.read(1_500_000)
+        assert bytes_read(weights) == bytes_read(seen_as / weights.name) == 1_500_000
+    assert bytes_read(weights) == bytes_read(weights.parent / "nothing") == 0
 
 
 def test_how_far_an_upload_is_never_goes_back_when_the_file_is_closed_before_its_end(weights: Path) -> None:
@@ -306,7 +347,8 @@ def test_a_download_is_broken_off_while_it_reads_what_an_earlier_one_left(
     assert hashed == [1000]
 
 
-@pytest.mark.parametrize(("inputs", "end"), [(10**9, CancelledError), (0, KeyboardInterrupt)], ids=["whole", "ranges"])
+@pytest.mark.parametrize("inputs", [10**9, 0], ids=["whole", "ranges"])
+@pytest.mark.parametrize("end", [CancelledError, KeyboardInterrupt])
 def test_a_cancelled_merge_ends_at_once_and_the_next_run_goes_on(
     line: Line, switch: FaultSwitch, inputs: int, end: type[BaseException]
 ) -> None:
@@ -328,11 +370,15 @@ def test_a_cancelled_merge_ends_at_once_and_the_next_run_goes_on(
     line.arrives()
 
 
-def test_ctrl_c_ends_a_command_whose_merge_waits_for_the_hub(line: Line, switch: FaultSwitch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["header", "whole", "ranges"])
+def test_ctrl_c_ends_a_command_whose_merge_waits_for_the_hub(
+    line: Line, switch: FaultSwitch, tmp_path: Path, when: str
+) -> None:
     """A thread that waits for bytes of a silent Hub is left behind after a few seconds."""
-    budget = line.prepare().plan.output_bytes + 10_000
+    inputs = 10_000 if when == "ranges" else 10**9
+    budget = line.prepare().plan.output_bytes + inputs
     # a shard that is read by ranges is read once for its checksum before it is merged
-    rule = switch.add(SHARD, Stall(at=STALL_AT), skip=HEADERS + 1)
+    rule = switch.add(SHARD, Stall(at=STALL_AT), skip={"header": 0, "whole": HEADERS, "ranges": HEADERS + 1}[when])
     (tmp_path / "recipe.yaml").write_text(str(line.recipe | {"method": "linear"}))
     environment = {**os.environ, **as_ada(line.process, tmp_path)}
     command = [sys.executable, "-m", "hubmerge", "run", str(tmp_path / "recipe.yaml"), "--to", line.target]

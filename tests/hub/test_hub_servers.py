@@ -42,10 +42,17 @@ from hubmerge.hub.login import stored_token
 from hubmerge.hub.names import FileInfo, blob_id
 from hubmerge.settings import DEFAULT_ENDPOINT
 
+STATED = ["", "bytes 0-8/13512", "bytes 1-8/13512", "bytes 0-7", "bytes 00-7/13512", "x"]
+UNNAMED_SOURCE = {
+    "task": {"type": "t"},
+    "dataset": {"type": "d", "name": "n"},
+    "metrics": [{"type": "x", "value": 1}],
+    "source": {"name": "a"},
+}
+
 
 @pytest.mark.parametrize(
-    ("status", "stated"),
-    [(206, ""), (206, "bytes 0-8/13512"), (206, "bytes 1-8/13512"), (206, "bytes 0-7"), (200, "bytes 0-7/13512")],
+    ("status", "stated"), [*((206, stated) for stated in STATED), (200, "bytes 0-7/13512"), (200, "")]
 )
 def test_another_range_than_the_one_asked_for_and_a_whole_file_in_its_place_are_refused(
     server: ScriptedHub, hub: Hub, clock: Clock, status: int, stated: str
@@ -56,12 +63,13 @@ def test_another_range_than_the_one_asked_for_and_a_whole_file_in_its_place_are_
     assert clock.pauses == [], "a server that does not know ranges will not learn it in a second"
 
 
-def test_more_bytes_than_asked_for_are_not_taken(server: ScriptedHub, hub: Hub):
+@pytest.mark.parametrize("chunked", [False, True])
+def test_more_bytes_than_asked_for_are_not_taken(server: ScriptedHub, hub: Hub, chunked: bool):
     headers = {"Content-Range": "bytes 0-7/13512"}
-    server.bend = lambda request: Answer(206, b"x" * 5_000_000, headers, chunked=True)
+    server.bend = lambda request: Answer(206, b"x" * 5_000_000, headers, chunked=chunked)
     with pytest.raises(FormatError, match="more than was asked for"):
         hub.read_range(server.repo, server.sha, "model.safetensors", 0, 8)
-    server.bend = lambda request: Answer(200, b"x" * 5_000_000)
+    server.bend = lambda request: Answer(200, b"x" * 5_000_000, chunked=chunked)
     with pytest.raises(FormatError, match="more than was asked for"):
         hub.read_file(server.repo, server.sha, "config.json", 1000)
 
@@ -129,7 +137,11 @@ def not_in_lfs(server: ScriptedHub) -> FileInfo:
     return replace(file, sha256=None, blob=blob_id(server.files[file.path]))
 
 
-@pytest.mark.parametrize(("left", "stated"), [(0, weights), (4321, not_in_lfs), (None, weights)])
+STATED_AS = pytest.mark.parametrize("stated", [weights, not_in_lfs])
+
+
+@STATED_AS
+@pytest.mark.parametrize("left", [0, 4321, None])
 def test_corrupt_bytes_leave_no_file_under_the_final_name(
     server: ScriptedHub, hub: Hub, tmp_path: Path, left: int | None, stated: Callable[[ScriptedHub], FileInfo]
 ):
@@ -143,14 +155,16 @@ def test_corrupt_bytes_leave_no_file_under_the_final_name(
     assert not any(p.is_file() for p in (tmp_path / server.sha).rglob("*")), "neither the file nor a partial one"
 
 
+@STATED_AS
 @pytest.mark.parametrize(
-    ("name", "left", "starts", "stated"),
+    ("name", "left", "starts"),
     [
-        (".partial", lambda whole: whole[:4321], [4321], weights),  # of a killed process
-        (".partial", lambda whole: corrupted(whole[:4321]), [4321, 0], weights),
-        (".partial", lambda whole: whole + b"x", [0], weights),
-        ("", lambda whole: whole, [], not_in_lfs),
-        ("", corrupted, [0], not_in_lfs),
+        (".partial", lambda whole: whole[:4321], [4321]),  # of a killed process
+        (".partial", lambda whole: corrupted(whole[:4321]), [4321, 0]),
+        (".partial", corrupted, [0]),
+        (".partial", lambda whole: whole + b"x", [0]),
+        ("", lambda whole: whole, []),
+        ("", corrupted, [0]),
     ],
 )
 def test_what_an_earlier_run_fetched_is_used_if_it_is_what_the_hub_states_and_fetched_again_if_not(
@@ -174,9 +188,12 @@ def test_what_an_earlier_run_fetched_is_used_if_it_is_what_the_hub_states_and_fe
     assert sum(told) % len(content) == 0  # once, or once more where what lay there was of no use
 
 
-def test_a_damaged_file_of_the_client_s_is_fetched(server: ScriptedHub, hub: Hub, tmp_path: Path):
+@STATED_AS
+def test_a_damaged_file_of_the_client_s_is_fetched(
+    server: ScriptedHub, hub: Hub, tmp_path: Path, stated: Callable[[ScriptedHub], FileInfo]
+):
     content = server.files["model.safetensors"]
-    file = replace(not_in_lfs(server), here=tmp_path / "here")
+    file = replace(stated(server), here=tmp_path / "here")
     for lies_there, asked in ((content, 0), (corrupted(content), 1)):
         (tmp_path / "here").write_bytes(lies_there)
         assert fetch(hub, server, tmp_path, file).read_bytes() == content
@@ -315,9 +332,13 @@ def test_a_hub_that_is_not_there_is_worth_a_retry(clock: Clock):
 
 ASKS: dict[str, Callable[[Hub], object]] = {
     "whoami": Hub.whoami,
+    "head": lambda hub: hub.head("org/model"),
     "state": lambda hub: hub.repo_state("org/model"),
     "search": lambda hub: hub.search_models("x"),
+    "lineage": Hub.find_models,
+    "tree": lambda hub: hub.tree("org/model", "a" * 40),
     "history": lambda hub: hub.find_commit("org/model", "x"),
+    "creation": lambda hub: hub.create_repo("org/model", private=True),
 }
 
 
@@ -339,6 +360,7 @@ def test_a_hub_that_takes_a_question_and_says_nothing_is_not_waited_for_without_
     [
         b"<html>",
         b"[]",
+        b"null",
         b"{}",
         b'{"id":"org/model","sha":"abc","siblings":[]}',
         b'{"id":"../x","sha":"' + b"a" * 40 + b'"}',
@@ -361,12 +383,22 @@ def test_an_answer_without_sense_is_no_crash(server: ScriptedHub, hub: Hub, body
             ask()
 
 
-def test_a_file_that_the_hub_does_not_take_is_told_with_its_reason(server: ScriptedHub, hub: Hub, folder: Path):
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"error": {"code": 507, "message": "out of storage"}}, "does not take a file .* `out of storage"),
+        ({"actions": {"upload": {"href": "", "header": {"chunk_size": "x"}}}}, "makes no sense .* `chunk_size`"),
+    ],
+)
+def test_a_file_that_the_hub_does_not_take_is_told_with_its_reason(
+    server: ScriptedHub, hub: Hub, folder: Path, said: dict[str, Any], told: str
+):
+    """Both come from the client as errors of its own."""
     path = folder / "model.safetensors"
     mode = {"path": path.name, "uploadMode": "lfs", "shouldIgnore": False, "oid": None}
-    refused = {"oid": weights(server).sha256, "size": 1, "error": {"code": 507, "message": "out of storage"}}
-    server.bend = lambda request: Answer(body=json.dumps({"files": [mode], "objects": [refused]}).encode())
-    with pytest.raises(HubUnavailableError, match=r"does not take a file .* `out of storage"):
+    body = json.dumps({"files": [mode], "objects": [{"oid": weights(server).sha256, "size": 1, **said}]}).encode()
+    server.bend = lambda request: Answer(body=body)
+    with pytest.raises(HubUnavailableError, match=told):
         hub.preupload("org/model", path, path.name)
 
 
@@ -396,10 +428,21 @@ def test_a_file_of_the_client_s_that_cannot_be_read_is_fetched(
     assert len(server.requests) == 1
 
 
-def test_a_card_that_the_client_cannot_read_keeps_nobody_from_its_repo(server: ScriptedHub, hub: Hub):
-    for damage in ({"tags": 5}, {"model-index": "x"}):
-        server.card = {"license": "mit", **damage}
-        assert hub.repo_state("org/model").license == "mit"
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"tags": 5},
+        {"model-index": [{"name": "a", "results": [UNNAMED_SOURCE]}]},
+        {"ignore_metadata_errors": 1},
+        {"model-index": "x"},
+    ],
+    ids=str,
+)
+def test_a_card_that_the_client_cannot_read_keeps_nobody_from_its_repo(
+    server: ScriptedHub, hub: Hub, damage: dict[str, Any]
+):
+    server.card = {"license": "mit", **damage}
+    assert hub.repo_state("org/model").license == "mit"
     server.card = "x"
     assert hub.repo_state("org/model").card == {}
 
@@ -541,7 +584,7 @@ def test_a_private_hub_may_lead_to_its_own_network(web: Web):
     assert Hub("https://hub.example").read_file("org/model", "a" * 40, "config.json") == b"content"
 
 
-@pytest.mark.parametrize("proxy", ["all_proxy", None])
+@pytest.mark.parametrize("proxy", ["HTTPS_PROXY", "all_proxy", None])
 def test_storage_whose_name_a_proxy_alone_can_look_up_is_read_through_it(
     web: Web, clock: Clock, monkeypatch: pytest.MonkeyPatch, proxy: str | None
 ):
@@ -564,6 +607,7 @@ def test_storage_whose_name_a_proxy_alone_can_look_up_is_read_through_it(
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
+        ("HTTPS_PROXY", "socks5://u:s3cret@h:1", "E_SETTINGS: a proxy of a kind that cannot be used"),
         ("HTTPS_PROXY", "http://u:s3/cret@h:1", "E_HUB: a request that cannot be sent"),
         ("ALL_PROXY", "socks://u:s3cret@h:1", "E_SETTINGS: a proxy of a kind that cannot be used"),  # as GNOME sets it
         ("SSL_CERT_FILE", "/nowhere", "Name a file with the network's certificates in SSL_CERT_FILE."),
@@ -600,7 +644,7 @@ def test_a_proxy_that_refuses_its_user_is_named(web: Web, scheme: str, status: i
 
 @pytest.mark.parametrize(
     ("known", "after"),
-    [("cdn.example,localhost", "cdn.example,localhost,127.0.0.1,::1"), ("*", "*")],
+    [("", "127.0.0.1,localhost,::1"), ("cdn.example,localhost", "cdn.example,localhost,127.0.0.1,::1"), ("*", "*")],
 )
 def test_a_hub_on_this_machine_is_asked_past_every_proxy(server: ScriptedHub, known: str, after: str):
     code = """
@@ -614,7 +658,7 @@ for _ in range(2):
     assert said.splitlines() == [f"{server.sha} {after}"] * 2
 
 
-@pytest.mark.parametrize("words", ["Invalid credentials in Authorization header", ""])
+@pytest.mark.parametrize("words", ["Invalid credentials in Authorization header", "The token is expired", ""])
 def test_a_token_that_ends_is_told_from_a_repo_that_is_gone_whatever_words_the_hub_has_for_it(web: Web, words: str):
     """To a signed-in request a missing repo is 404; the client takes most of what is 401 for a missing repo."""
     headers = {"X-Error-Message": words} if words else {}
@@ -632,14 +676,17 @@ def test_a_login_that_a_windows_shell_wrote_is_named(tmp_path: Path, monkeypatch
         stored_token(DEFAULT_ENDPOINT)
 
 
-@pytest.mark.parametrize(("token", "code"), [("", ""), ("hf_canary_token", "RepoNotFound")], ids=str)
+@pytest.mark.parametrize(
+    ("token", "code"), [("", ""), ("", "RepoNotFound"), ("hf_canary_token", "RepoNotFound")], ids=str
+)
 def test_a_repo_that_the_hub_does_not_show_is_missing_to_whom_it_does_not_show_it(web: Web, token: str, code: str):
     web.answer = lambda request: httpx2.Response(401, headers={"X-Error-Code": code} if code else {})
     with pytest.raises(SourceNotFoundError, match="no such repo, or one that you may not read"):
         Hub("https://hub.example", token).head("org/model")
 
 
-@pytest.mark.parametrize(("status", "body"), [(403, b"no"), (404, b""), (418, b""), (503, b"no")])
+@pytest.mark.parametrize("body", [b"", b"no"])
+@pytest.mark.parametrize("status", [403, 404, 418, 503])
 def test_neither_token_nor_signature_reaches_a_message(web: Web, clock: Clock, status: int, body: bytes):
     web.addresses = {"cdn.example": ["8.8.8.8"]}
     lead_to(web, "https://cdn.example/x?X-Amz-Signature=canary_signature")

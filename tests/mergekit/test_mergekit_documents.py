@@ -60,6 +60,10 @@ MEANINGS = {
         ),
         ("task_arithmetic", (0.05, 0.04), {"lambda": 1.0, "normalize": True}),
     ),
+    "dare_ties": (
+        document("dare_ties", ALIKE, FLOAT32 + "parameters: {lambda: 0.9}\n"),
+        ("dare_ties", (0.5, 0.5), {"p": 0.75, "density": 1.0, "lambda": 0.9, "disjoint": "sum"}),
+    ),
     "dare_ties, normalized": (
         document("dare_ties", ALIKE, FLOAT32 + "parameters: {normalize: true, rescale: false}\n"),
         ("dare_ties", (0.5, 0.5), {"p": 0.75, "density": 1.0, "lambda": 0.25, "disjoint": "mean"}),
@@ -96,8 +100,12 @@ def agents_of(text: str) -> list[Any]:
     ("setting", "meaning"),
     [
         # what is one value, however it is written
-        *((text, 0.25) for text in ("[0.25, 0.25]", "{value: 0.25}", "[{filter: '*', value: 0.25}, {value: 3}]")),
+        *((text, 0.25) for text in ("0.25", "[0.25]", "[0.25, 0.25]", "{value: 0.25}", "[{value: 0.25}, {value: 3}]")),
+        ("[{filter: '*', value: 0.25}, {value: 3}]", 0.25),
+        ("[{filter: '*', value: [0.25]}]", 0.25),
         ("[0, 0.3, 1]", [0.0, 0.3, 1.0]),
+        ("{value: [0, 1]}", [0.0, 1.0]),
+        ("[{filter: mlp, value: 0.5}, {value: 0}]", [{"filter": "mlp", "value": 0.5}, {"value": 0.0}]),
         (
             "[{filter: mlp, value: [1, 2]}, {filter: '*', value: 0}, {value: 9}]",
             [{"filter": "mlp", "value": [1.0, 2.0]}, {"value": 0.0}],
@@ -192,7 +200,9 @@ def test_a_model_may_be_a_table_as_mergekit_writes_it_out():
     ("source", "kept"),
     [
         ("union", None),
+        ("base", "base"),
         ("org/base@v1", "base"),
+        ("org/a", "org/a"),
         ("model:org/b@main", "org/b@main"),
     ],
 )
@@ -215,8 +225,11 @@ def test_the_base_is_no_agent_whether_listed_or_not():
 @pytest.mark.parametrize(
     ("dtypes", "stored"),
     [
+        ("dtype: bfloat16", "bfloat16"),
         ("dtype: torch.float16", "float16"),
+        ("dtype: float32\nout_dtype: bfloat16", "bfloat16"),
         ("dtype: float64\nout_dtype: float32", "float32"),
+        ("out_dtype: float16", "float16"),
         ("", None),
     ],
 )
@@ -224,10 +237,10 @@ def test_the_output_is_stored_as_the_document_says(dtypes: str, stored: str | No
     assert recipe_from_yaml(document("ram", more=dtypes + "\n")).dtype == stored
 
 
-def test_flags_are_read_as_mergekit_reads_them():
-    for flag in ("true", "1", "yes", "on", "True", "[true, true]", "{value: true}", "[{value: true}]"):
-        text = document("task_arithmetic", WEIGHED, FLOAT32 + f"parameters: {{normalize: {flag}}}\n")
-        assert recipe_from_yaml(text).parameters["normalize"] is True
+@pytest.mark.parametrize("flag", ["true", "1", "yes", "on", "True", "[true, true]", "{value: true}", "[{value: true}]"])
+def test_flags_are_read_as_mergekit_reads_them(flag: str):
+    text = document("task_arithmetic", WEIGHED, FLOAT32 + f"parameters: {{normalize: {flag}}}\n")
+    assert recipe_from_yaml(text).parameters["normalize"] is True
 
 
 DRAWN = document("dare_linear", ALIKE)
@@ -237,16 +250,23 @@ DRAWN = document("dare_linear", ALIKE)
     ("text", "told"),
     [
         (TIES, ["Trimming: "]),
+        (TIES.replace("0.25", "1"), []),
         (DRAWN, ["DARE: what survives", "DARE: which elements"]),
         (DRAWN + "parameters: {rescale: false}\n", ["DARE: which elements"]),
         (DRAWN.replace("0.25", "1"), []),
         (document("ram", more=""), ["Precision: without `dtype`"]),
         (document("ram", more="dtype: bfloat16\n"), ["Precision: mergekit converts every input"]),
         (document("ram") + "tokenizer_source: base\n", ["Tokenizer: "]),
+        (document("ram") + "tokenizer: {source: org/base@v1}\n", ["Tokenizer: "]),
         (document("ram", WEIGHED), ["Without effect, here as in mergekit: `models → 0 → parameters → weight`, `mod"]),
+        (document("ram") + "parameters: {lambda: 2}\n", ["Without effect, here as in mergekit: `parameters → lambda`"]),
         (
             document("task_arithmetic", ALIKE) + "parameters: {int8_mask: true}\n",
             ["Without effect, here as in mergekit: `parameters → int8_mask`, `models → 0 → parameters → density`, `mo"],
+        ),
+        (
+            document("ties", models("weight: 1, normalize: false", "weight: 1", base="weight: 9")),
+            ["Without effect, here as in mergekit: `models → 0 → parameters → weight`, `models → 1 → parameters → nor"],
         ),
     ],
 )
@@ -278,7 +298,9 @@ def second_half(more: str) -> str:
 @pytest.mark.parametrize(
     ("text", "place", "said"),
     [
+        (document("slerp"), "merge_method", "without a counterpart"),
         ("merge_method: [ties]\n" + BASE + models(), "merge_method", "without a counterpart"),
+        ("merge_method: sar\n" + BASE + models(), "merge_method", "without a counterpart"),
         (second_half("residual_weight: 0.1"), "residual_weight", "not supported"),
         (second_half("base_model: org/c"), "slice 2 → base_model", "base of its own"),
         (HEAD + slices(HALVES[0], HALVES[0]), "slice 2", "repeated or in another order"),
@@ -292,6 +314,7 @@ def second_half(more: str) -> str:
         (HEAD + "modules: {a: {models: [{model: org/a}]}, b: {models: [{model: org/a}]}}\n", "modules", "several"),
         (document("ties", models("weight: 1, density: [2, 0.5]", "weight: 1")), "model 1", "exceeds 1"),
         (document("ties", models("weight: 1, density: [0.5, 0]", "weight: 1")), "model 1", "keeps nothing"),
+        (document("dare_ties", models("weight: 1, density: 0", "weight: 1")), "model 1", "drops everything"),
         (
             document("dare_linear", models("weight: 1, density: 0.5", "weight: 1"), "parameters: {rescale: false}\n"),
             "parameters → rescale",
@@ -306,7 +329,9 @@ def second_half(more: str) -> str:
         ("merge_method: linear\nmodels: [{model: org/a}]\nparameters: {weight: 1}\n", "models", "single model"),
         ("merge_method: linear\n" + models("weight: 1", "weight: 1").replace("org/a", "org/c+org/l"), "model", "LoRA"),
         ("base_model: org/base\ngate_mode: random\nexperts: [{source_model: org/a}]\n", "", "mixture of experts"),
+        ("genome: {models: [org/a, org/b]}\ntasks: []\n", "", "of another kind than a merge"),
         (RAM + "chat_template: auto\n", "chat_template", "not supported"),
+        (RAM + "agents: [org/c]\n", "agents", "does not know"),
         (RAM + "seed: 1\n", "seed", "does not know"),
         ("merge_method: ram\n" + models(), "base_model", "no base"),
         ("merge_method: ram\n" + BASE, "models", "no list of models"),
@@ -316,17 +341,25 @@ def second_half(more: str) -> str:
         (RAM.replace("org/a", "org/a+org/lora"), "model 1 → model", "a LoRA adapter on another model"),
         (RAM.replace("base_model: org/base@v1", "base_model: org/b+org/l"), "base_model", "a base with a LoRA adapter"),
         (RAM.replace("org/a", "org/a@b@c"), "model 1 → model", "revision"),
+        (RAM.replace("org/a", "./folder@main"), "model 1 → model", "revision"),
+        (RAM.replace("org/a", "{path: org/a}"), "model 1 → model", "as text"),
         (RAM.replace("org/a", "{model: org/a, override_architecture: Llama}"), "model 1 → model", "as text"),
         (RAM.replace("model: org/a", "model: org/a, layer_range: [0, 2]"), "layer_range", "a key that a"),
+        (RAM.replace("org/a", "org/a b"), "agent 1 → model", "no Hub id"),
         (document("ram", more="dtype: int8\n"), "dtype", "unsupported dtype"),
         (document("ram", more="dtype: float64\n"), "dtype", "64 bits"),
+        (document("ram", more="out_dtype: float64\n"), "out_dtype", "unsupported dtype"),
         (RAM + "tokenizer_source: org/c\n", "tokenizer_source", "a tokenizer of none of the models"),
         (RAM + "tokenizer_source: base\ntokenizer: {source: union}\n", "tokenizer", "both `tokenizer_source` and"),
+        (RAM + "tokenizer: {source: {kind: zero}}\n", "tokenizer → source", "a tokenizer of none"),
         (RAM + "tokenizer: {source: base, pad_to_multiple_of: 8}\n", "pad_to_multiple_of", "not supported"),
         (RAM + "parameters: [1]\n", "parameters", "a table"),
+        (RAM + "parameters: {epsilon: small}\n", "parameters → epsilon", "a number"),
+        (RAM + "parameters: {epsilon: true}\n", "parameters → epsilon", "a number"),
         (RAM + "parameters: {epsilon: .inf}\n", "parameters → epsilon", "a number"),
         (RAM + "parameters: {epsilon: null}\n", "parameters → epsilon", "missing"),
         (RAM + "parameters: {epsilonn: 1}\n", "parameters → epsilonn", "unknown parameter"),
+        (document("ties", models("weight: 1, gamma: 1", "weight: 1")), "parameters → gamma", "unknown parameter"),
         (document("task_arithmetic", models("", "weight: 1")), "model 1", "no `weight` for org/a"),
         (document("linear", WEIGHED), "base_model", "no `weight` for org/base@v1"),
         (document("linear", models("weight: 1", "weight: -1", base="weight: 0")), "models", "add up to 0"),
@@ -365,8 +398,13 @@ def test_everything_without_a_counterpart_is_told_at_once():
         (TIES + "parameters: {lamda: 0.85}\n", "Did you mean lambda?"),
         (TIES + "tokeniser: {source: base}\n", "Did you mean tokenizer?"),
         (TIES + "name: my-merge\n", "Remove it; mergekit ignores it."),
+        (TIES + "parameters: {dare: 1}\n", "Remove it; mergekit ignores it."),
+        (TIES.replace("model: org/a", "name: a, model: org/a"), "Remove it; mergekit ignores it."),
+        (TIES + "tokenizer: {pad_to_multiple_of: 8}\n", "Remove it."),
         (document("ram", more="dtype: bf16\n"), "Did you mean bfloat16?"),
         (document("ram", more="parameters: {epsilon: '1e-3'}\n"), "Write it without quotes."),
+        (document("ram", more="parameters: {epsilon: 1_000}\n"), ""),
+        (document("ram", more="parameters: {epsilon: nan}\n"), ""),
         (HEAD + "slices: [{sources: [{model: org/a}]}]\n", "List models that are merged as a whole under `models`."),
     ],
 )
@@ -425,17 +463,20 @@ def sliced(method: str, slices: Sequence[Mapping[str, Any]], ranges: Sequence[li
 
 
 @pytest.mark.parametrize("method", ["linear", "ties"])
-def test_a_weight_that_one_slice_lacks_is_refused_though_another_has_it(method: str):
-    (problem,) = refused(sliced(method, [WITH_BASE, {**WITH_BASE, "org/b": None}])).problems
-    assert problem.what == "no `weight` for org/b, which mergekit requires"
-    assert problem.where.endswith("slice 2 → source 3")
+@pytest.mark.parametrize(("model", "source"), [("org/a", 2), ("org/b", 3)])
+def test_a_weight_that_one_slice_lacks_is_refused_though_another_has_it(method: str, model: str, source: int):
+    (problem,) = refused(sliced(method, [WITH_BASE, {**WITH_BASE, model: None}])).problems
+    assert problem.what == f"no `weight` for {model}, which mergekit requires"
+    assert problem.where.endswith(f"slice 2 → source {source}")
 
 
 @pytest.mark.parametrize(
     ("slices", "weight"),
     [
         ((AGENTS, AGENTS), None),
+        ((WITH_BASE, AGENTS), [3.0, 0.0]),
         ((AGENTS, WITH_BASE), [0.0, 3.0]),
+        ((AGENTS, {**AGENTS, "org/base": None}), [0.0, 7.0]),
         ((WITH_BASE, {**AGENTS, "org/base": None}), [3.0, 7.0]),
     ],
 )
@@ -447,7 +488,8 @@ def test_in_a_mean_the_base_takes_part_where_it_is_a_source(slices: Sequence[Map
 
 
 def test_slices_without_the_base_that_mergekit_requires_are_counted_from_it_and_say_so():
-    for slices, told in (((WITH_BASE, AGENTS), True), ((WITH_BASE, WITH_BASE), False)):
+    some = [(slices, True) for slices in ((AGENTS, AGENTS), (WITH_BASE, AGENTS), (AGENTS, WITH_BASE))]
+    for slices, told in (*some, ((WITH_BASE, WITH_BASE), False)):
         recipe = recipe_from_yaml(sliced("ties", slices))
         assert str(recipe.base) == "org/base"
         assert any(note.startswith("Base: mergekit refuses a slice") for note in recipe.notes) == told
@@ -468,4 +510,5 @@ def test_more_values_over_all_slices_than_a_recipe_takes_are_refused():
     ranges = [[i, i + 1] for i in range(90)]
     text = sliced("ties", [{**WITH_BASE, "org/a": weight}] * 90, ranges=ranges, parameters={"weight": 1})
     (problem,) = refused(text).problems
+    assert problem.what == "too many values of `weight` over all slices"
     assert (problem.expected, problem.got) == ("at most 256", "270")

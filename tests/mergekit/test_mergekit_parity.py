@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
+from builders import T, f32, llama_config, llama_shapes, random_base, sparse_agent, tensor, tokenizer_files, write_model
 from numpy.typing import NDArray
 from processes import ROOT
 from source_helpers import lora, pair
@@ -64,6 +64,13 @@ def trim(delta: Array, density: float) -> Array:
     order = np.argsort(-np.abs(delta), kind="stable")[: max(1, int(density * delta.size))]
     kept[order] = delta[order]
     return kept
+
+
+def rescaled_drop(delta: Array, kept: NDArray[np.bool_]) -> Array:
+    """The survivors, scaled so that the tensor's sum of magnitudes is what it was."""
+    survivors = np.where(kept, delta, 0.0)
+    after = np.abs(survivors).sum()
+    return survivors * (np.abs(delta).sum() / after) if after > 0 else survivors
 
 
 def task_arithmetic(deltas: Array, weights: Sequence[float], lam: float, normalize: bool) -> Array:
@@ -148,6 +155,17 @@ def test_a_document_gives_what_mergekit_s_definition_gives(case: Case, families:
     assert difference.largest_ulps <= MOST_ULPS
 
 
+def test_the_models_have_one_answer_to_a_trim_and_sums_of_exactly_zero():
+    base, agents = make_family()
+    for name, value in base.items():
+        deltas = [(agent[name] - value).ravel() for agent in agents]
+        assert (sum(deltas) == 0)[deltas[0] != 0].any()
+        for delta in deltas:
+            magnitudes = np.sort(np.abs(delta))[::-1]
+            k = max(1, int(0.3 * delta.size))
+            assert magnitudes[k - 1] > magnitudes[k] or magnitudes[k - 1] == 0
+
+
 @needs_mergekit
 @pytest.mark.slow
 def test_a_document_gives_what_mergekit_gives(tmp_path: Path):
@@ -165,6 +183,39 @@ def test_the_documentation_shows_the_recorded_figures():
     for row in recorded["cases"]:
         line = f"| {row['case']} | {row['max_abs_difference']:.2g} | {row['max_ulps']:g} | {row['different']:,} |"
         assert line in text
+
+
+STEP = 2.0**-7  # on a base of zeros every δ = ±STEP is exact, and all tie
+
+
+def written(folder: Path, agent: dict[str, T], method: str, own: str) -> str:
+    """A document of a base of zeros and one agent, so that counts can be seen."""
+    base = {name: tensor(np.zeros(shape), "F32") for name, shape in llama_shapes().items()}
+    base_folder, agent_folder = write_model(folder / "base", base), write_model(folder / "a", agent)
+    listed = f"  - {{model: {agent_folder}, parameters: {own}}}\n"
+    return f"merge_method: {method}\nbase_model: {base_folder}\nmodels:\n{listed}dtype: float32\n"
+
+
+@needs_mergekit
+def test_the_reference_of_the_differences_is_mergekit_s_behaviour(tmp_path: Path):
+    rng = np.random.default_rng(5)
+    tied: dict[str, T] = {}
+    apart: dict[str, T] = {}
+    for name, shape in llama_shapes().items():
+        tied[name] = tensor(STEP * rng.choice((-1, 1), shape) * (rng.random(shape) < 0.6), "F32")
+        apart[name] = tensor(rng.lognormal(-5.0, 1.0, shape) * rng.choice((-1, 1), shape), "F32")
+    documents = [
+        (written(tmp_path / "tied", tied, "ties", "{weight: 1, density: 0.25}"), tmp_path / "trimmed"),
+        (written(tmp_path / "apart", apart, "dare_linear", "{weight: 1, density: 0.4}"), tmp_path / "dropped"),
+    ]
+    run_mergekit(documents, tmp_path, INSTALLED)
+    for name, value in read(tmp_path / "trimmed").items():
+        share = trim(f32(tied[name]).ravel().astype(np.float64), 0.25)
+        assert np.count_nonzero(value) == np.count_nonzero(share)
+    for name, value in read(tmp_path / "dropped").items():
+        delta = f32(apart[name]).astype(np.float64)
+        expected_values = rescaled_drop(delta.ravel(), value.ravel() != 0).reshape(delta.shape)
+        np.testing.assert_allclose(value, expected_values, rtol=1e-5)
 
 
 # --- ten documents ---
@@ -230,6 +281,12 @@ DEFINITIONS: Mapping[str, Callable[[str, Array, Array], Array]] = {
     "slices_and_precedence": of_slices,
     "union_tokenizer": lambda name, base, agents: base + task_arithmetic(agents[:2] - base, (0.6, 0.4), 1.0, False),
 }
+
+
+def test_there_are_ten_and_each_is_merged_or_refused():
+    names = {path.stem for path in DOCUMENTS.glob("*.yml")}
+    assert len(names) == 10
+    assert names == {*DEFINITIONS, *MISSING, DRAWN}
 
 
 @pytest.mark.parametrize("name", MISSING)
