@@ -144,7 +144,8 @@ def whole_shards(line: Line) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in line.out.glob("*.safetensors")}
 
 
-@pytest.mark.parametrize(("stage", "left"), [("fetch", 200_000), ("merge", 400_000)])
+@pytest.mark.parametrize("stage", ["fetch", "merge"])
+@pytest.mark.parametrize("left", [0, 200_000, 400_000])
 def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(line: Line, disk: Path, stage: str, left: int) -> None:
     line.folder = disk / "job"
     line.watcher.at["fetch"] = lambda: fill(disk, left)
@@ -156,7 +157,7 @@ def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(line: Line, disk: P
     assert str(disk) in caught.value.problems[0].where, "on which disk to make room"
     assert not (line.out / "hubmerge.json").exists()
     before = whole_shards(line)
-    if stage == "merge":
+    if (stage, left) == ("merge", 400_000):
         assert before, "what was finished stays"
     (disk / "ballast").unlink()
     assert line.to_folder() == line.undisturbed

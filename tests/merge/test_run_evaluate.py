@@ -138,6 +138,7 @@ def test_a_sweep_without_a_choice_publishes_every_variant(
 @pytest.mark.parametrize(
     ("arguments", "results", "said"),
     [
+        ([], "", "E_RECIPE: name a recipe, or a sweep"),
         (["r.yaml", "--sweep", "s.yaml"], "", "E_RECIPE: name a recipe, or a sweep"),
         (["r.yaml", "--pick"], "", "E_RECIPE: --pick chooses"),
         (["r.yaml", "--evaluate", "mth"], "", "Did you mean math?"),

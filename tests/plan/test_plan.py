@@ -154,6 +154,12 @@ def test_many_tensors_are_counted_rather_than_all_named():
     assert "extra.5" not in problem
 
 
+def test_what_is_wrong_with_an_agent_that_stands_twice_is_told_once():
+    bad = model("org/x", without(NORM))
+    told = problems(BASE, bad, bad)
+    assert sum("missing tensors" in text for text in told) == 1
+
+
 def test_thousands_of_strange_tensors_are_told_at_once():
     begin = process_time()
     (problem,) = problems(BASE, A, model("org/x", {**SHAPES, **{f"x{i}z": (1,) for i in range(3000)}}))
@@ -228,6 +234,8 @@ def test_settings_that_versions_of_transformers_write_differently_are_the_same(
     ("ours", "theirs", "told"),
     [
         ({"num_experts_per_tok": 8}, {"num_experts_per_tok": 4}, ["num_experts_per_tok"]),
+        ({"layer_norm_eps": 1e-5}, {"layer_norm_eps": 1e-6}, ["layer_norm_eps"]),
+        ({"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 0.25}, ["partial_rotary_factor"]),
         ({"rope_scaling": YARN}, {"rope_parameters": {**YARN, "factor": 2.0} | ROPE_AT}, ["rope_scaling"]),
         (
             {},
@@ -243,6 +251,8 @@ def test_an_agent_that_computes_otherwise_with_the_same_weights_is_told(
     warnings = plan(base, agent, model("org/b", config=base.config)).warnings
     assert [w.split(" in config.json differs from the base")[0] for w in warnings] == [f"org/a: {key}" for key in told]
     assert all("; the merge keeps" in w for w in warnings)
+    for key in ours.keys() & theirs.keys():
+        assert f"({ours[key]} → {theirs[key]}); the merge keeps" in warnings[0]
 
 
 # --- layout ------------------------------------------------------------------------------------------------------
