@@ -33,6 +33,7 @@ from hubmerge.sources.shard_cache import ShardCache
 from localhub.fault_rules import FaultSwitch, Observe, WholeFile
 
 SOME_FITS, NOTHING_FITS = 2 * OUT_SHARD_BYTES + 900_000, 2 * OUT_SHARD_BYTES
+room = pytest.mark.parametrize("budget", [SOME_FITS, NOTHING_FITS], ids=["some fits", "ranges only"])
 
 
 @pytest.fixture(params=["gated", "private"])
@@ -91,11 +92,12 @@ CLOSED: dict[str, Callable[[HfApi, str], object]] = {
 
 @pytest.mark.parametrize("guarded", ["gated"], indirect=True)
 @pytest.mark.parametrize("closing", CLOSED)
+@room
 def test_a_model_that_is_closed_meanwhile_ends_the_merge_and_nothing_is_published(
-    line: Line, guarded: str, closing: str
+    line: Line, guarded: str, closing: str, budget: int
 ) -> None:
     ada, line = line.api, bob_let_in(line)
-    line.disk_budget = SOME_FITS
+    line.disk_budget = budget
     line.watcher.at["fetch"] = lambda: CLOSED[closing](ada, line.recipe["agents"][0])
     with pytest.raises((GatedError, SourceChangedError)) as caught:
         line.to_hub()
@@ -107,15 +109,18 @@ def test_a_model_that_is_closed_meanwhile_ends_the_merge_and_nothing_is_publishe
 # --- changes -----------------------------------------------------------------------------------------------------
 
 
+@room
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
-def test_a_model_that_moves_on_meanwhile_is_merged_as_it_was_pinned(line: Line, own: Path, stage: str) -> None:
+def test_a_model_that_moves_on_meanwhile_is_merged_as_it_was_pinned(
+    line: Line, own: Path, stage: str, budget: int
+) -> None:
     agent = line.recipe["agents"][0]
 
     def move() -> None:
         line.api.upload_folder(repo_id=agent, folder_path=own / "two", commit_message="other")
         line.api.super_squash_history(agent)
 
-    line.disk_budget = SOME_FITS if stage == "fetch" else NOTHING_FITS
+    line.disk_budget = budget
     line.watcher.at[stage] = move
     line.to_hub()
     assert weights(line.published()) == weights(line.undisturbed)
