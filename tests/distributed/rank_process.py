@@ -3,7 +3,7 @@
     python tests/distributed/rank_process.py ORDER
 
 ORDER: {"runs": [[ARGV…], …], "ports": […], "shard_bytes": N, "notes": FOLDER, "trouble": {…}}. A rank notes what it
-does in its file below FOLDER: "merged NAME", "uploaded NAME".
+does in its file below FOLDER: "merged NAME", "uploaded NAME", "lying COUNT".
 trouble: {"rank": R, "kind": "die at shard" | "die at upload" | "no upload", "times": N}
 """
 
@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from hubmerge import line
 from hubmerge.cli import main as cli
 from hubmerge.engine import journal, stream
 from hubmerge.errors import HubUnavailableError
+from hubmerge.machine import resources
 from hubmerge.output import upload
 
 
@@ -42,26 +44,40 @@ def _so_often(times: int, call: Callable[..., Any], dies: bool) -> Callable[...,
 
 
 def _note(notes: Path) -> None:
+    """Also makes uploads as slow as they may be: until nothing goes on without them."""
     notes.mkdir(parents=True, exist_ok=True)
     file = open(notes / os.environ["RANK"], "a", encoding="utf-8", buffering=1)  # noqa: SIM115
-    write_shard, upload_one = stream.write_shard, upload.ShardUploader._upload
+    write_shard, upload_one, drain = stream.write_shard, upload.ShardUploader._upload, upload.ShardUploader.drain
+    draining = False
 
     def write(*arguments: Any) -> Any:
         written = write_shard(*arguments)
         file.writelines(f"merged {shard.filename}\n" for shard in written)
         return written
 
-    def note_upload(self: upload.ShardUploader, shard: Any) -> None:
+    def slow(self: upload.ShardUploader, shard: Any) -> None:
+        while len(self._pending) < 2 and not draining:
+            time.sleep(0.001)
+        file.write(f"lying {len([*self.folder.glob('*.safetensors')])}\n")
         upload_one(self, shard)
         file.write(f"uploaded {shard.filename}\n")
 
+    def drain_on(self: upload.ShardUploader) -> None:
+        nonlocal draining
+        draining = True
+        drain(self)
+        draining = False
+
     stream.write_shard = write
-    upload.ShardUploader._upload = note_upload  # type: ignore[method-assign]
+    upload.ShardUploader._upload = slow  # type: ignore[method-assign]
+    upload.ShardUploader.drain = drain_on  # type: ignore[method-assign]
 
 
 def main(order: dict[str, Any]) -> int:
     line.make_plan = partial(line.make_plan, max_shard_bytes=order["shard_bytes"])  # type: ignore[assignment]
     line.render_figures = lambda report: {}  # most of the time, and not the topic
+    if os.environ.get("PRETEND_A_DEVICE"):
+        resources.device_there = lambda nodes=None: True
     if order["notes"]:
         _note(Path(order["notes"]))
     trouble = order["trouble"]

@@ -29,15 +29,15 @@ LAUNCHERS = {
 def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("family")
     write_family(folder)
-    for method in ("ram_plus", "ram"):
+    for method in ("ram_plus", "ram", "wudi"):
         agents = ", ".join(str(folder / f"agent{k}") for k in range(3))
         text = f"base: {folder / 'base'}\nagents: [{agents}]\nmethod: {method}\n"
         (folder / f"{method}.yaml").write_text(text, encoding="utf-8")
     return folder
 
 
-def argv(family: Path, method: str, out: Path | str) -> list[str]:
-    return ["merge", str(family / f"{method}.yaml"), "--out", str(out), "--license", "mit", "--device", "cpu"]
+def argv(family: Path, method: str, out: Path | str, *more: str) -> list[str]:
+    return ["merge", str(family / f"{method}.yaml"), "--out", str(out), "--license", "mit", "--device", "cpu", *more]
 
 
 def content(folder: Path) -> dict[str, Any]:
@@ -64,6 +64,19 @@ def test_two_processes_of_a_launcher_merge_what_one_process_merges(family: Path,
         assert made[launcher] == made["alone"], launcher
         manifest = json.loads((tmp_path / launcher / "hubmerge.json").read_text())
         assert manifest["environment"]["processes"] == 2
+
+
+def test_each_process_says_what_it_warns_of_with_its_rank(family: Path, tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("here a CUDA device can be used, so that nobody warns")
+    command = argv(family, "wudi", tmp_path / "out", "--device", "auto")  # whose products a device would get
+    finished = start(2, [command], environment={"PRETEND_A_DEVICE": "1"})
+    assert [code for code, _ in finished] == [0, 0], finished
+    said = [[line for line in error.splitlines() if "warning:" in line] for _, error in finished]
+    missing = "torch finds no CUDA device here; the CPU goes on"
+    assert said == [[f"hubmerge: warning: {missing}"], [f"hubmerge: warning: rank 1: {missing}"]]
 
 
 def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(family: Path, tmp_path: Path) -> None:

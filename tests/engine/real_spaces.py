@@ -1,9 +1,10 @@
 """A merge in bursts through the real `spaces` package: its calls answered by a device API of our own.
 
-    python tests/engine/real_spaces.py FOLDER
+    python tests/engine/real_spaces.py FOLDER quota|none|device
 
-Prints JSON: what was asked of the API, the warnings, the facts, whether the bytes are the CPU's. The worker that the
-package forks takes torch's CPU as its device; everything else is the package's own.
+Prints JSON: what was asked of the API, the warnings, the facts, whether the bytes are the CPU's. "quota": the API
+refuses. "none": it grants a device that is not there. "device": the worker that the package forks takes torch's CPU
+as its device; everything else is the package's own.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ class DeviceApi(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         parts = urlsplit(self.path)
         asked.append((parts.path, {k: v[0] for k, v in parse_qs(parts.query).items()}))
-        answer = {}
+        status, answer = 200, {}
         if parts.path == "/schedule":
             idle = len([path for path, _ in asked if path == parts.path]) > 1  # the worker of the last call is kept
             answer = {"idle": idle, "nvidiaIndex": 0, "nvidiaUUID": "none", "allowToken": "granted"}
+            if sys.argv[2] == "quota":
+                status, answer = 429, {"left": 3, "wait": 60}
         body = json.dumps(answer).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -46,6 +49,7 @@ def main(folder: Path) -> None:
     os.environ |= {
         "SPACES_ZERO_GPU": "true",
         "SPACES_ZERO_DEVICE_API_URL": f"http://127.0.0.1:{server.server_port}",
+        "REAL_SPACES": sys.argv[2],
         "PYTHONPATH": os.pathsep.join((str(HERE / "without_cuda"), str(HERE.parents[1]))),
     }
     runpy.run_path(str(HERE / "without_cuda" / "sitecustomize.py"))

@@ -11,6 +11,8 @@ import pytest
 from hubmerge.engine import build, compiled, fast
 from hubmerge.engine.compiled import Library
 
+MACHINES = build.MACHINES  # of this platform, whatever a fixture builds
+
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
@@ -82,13 +84,30 @@ def test_what_computes_other_bits_than_the_definition_is_not_used(
     assert fast.unavailable() == "what was built computes other bits than the definition"
 
 
-def test_what_a_compiler_builds_that_does_not_know_the_newest_machine_serves_it(
+def test_what_an_old_compiler_builds_serves_newer_machines_and_loading_it_runs_none_of_their_code(
     tmp_path: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "MACHINES", {1: (), 2: ("-march=of-tomorrow",)})
-    build.build(compiler, tmp_path / "pass.so")
-    monkeypatch.setattr(compiled, "MACHINES", build.MACHINES)
+    old, newest, run, made = tmp_path / "cc", max(MACHINES), build._run, {}
+    lacking = "".join(MACHINES[newest][:1]) or "none"
+    old.write_text(
+        f'#!/bin/sh\ncase "$*" in *{lacking}*) echo error: unknown >&2; exit 1;; esac\nexec {compiler[0]} "$@"'
+    )
+    old.chmod(0o755)
+
+    def kept(command: Sequence[str]) -> str:
+        failed = run(command)
+        if not failed and "-c" in command:
+            made[next(flag for flag in command if flag.startswith("-DMACHINE="))] = Path(command[-1]).read_bytes()
+        return failed
+
+    monkeypatch.setattr(build, "_run", kept)
+    monkeypatch.setattr(build, "MACHINES", MACHINES)
+    build.build((str(old),), tmp_path / "pass.so")
     Library(tmp_path / "pass.so")
+    new = (*MACHINES[newest], f"-DMACHINE={newest}", "-c", str(build.SOURCE), "-o", str(tmp_path / "new.o"))
+    assert not kept((*compiler, *build._FLAGS, *new))
+    assert made.keys() == {f"-DMACHINE={machine}" for machine in MACHINES}
+    assert not [machine for machine, code in made.items() if b".init_array" in code and machine != "-DMACHINE=1"]
 
 
 @pytest.mark.parametrize(

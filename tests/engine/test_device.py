@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 import torch
 from device_helpers import CPU, engine_here, pretend_a_device
-from stream_helpers import Watching, bytes_of, family_plan, plan_of, run, tallies, tensors_of, write_family
+from stream_helpers import NOWHERE, Watching, bytes_of, family_plan, plan_of, run, tallies, tensors_of, write_family
 from test_fast import chunk_of, rule_of
 
 from hubmerge.cli import main as cli
 from hubmerge.cli.options import stream_options
-from hubmerge.engine import definition, device, lanes
+from hubmerge.engine import definition, device, lanes, shard_work, stream, threads
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.device import open_engine
 from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.memory import DEVICE_LANES, HOST_THREADS, device_bytes, device_shares
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
-from hubmerge.engine.stream import MergeResult
+from hubmerge.engine.stream import MergeResult, probe
 from hubmerge.errors import MemoryLimitError
 from hubmerge.machine import resources
 from hubmerge.machine.resources import device_there
@@ -35,6 +35,7 @@ from hubmerge.methods.wudi import Wudi
 from hubmerge.numerics.counter_rng import make_key
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import Settings
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
 MEMORY = 80_000_000_000
@@ -112,6 +113,14 @@ class Second(Ranks):
     local_rank = 5  # of two devices, the second
 
 
+def test_the_limit_is_what_the_options_say_and_a_driver_that_fails_in_the_end_costs_nothing(
+    plan: Plan, tmp_path: Path, cuda: FakeCuda
+) -> None:
+    cuda.raises["empty_cache"] = AssertionError("driver")
+    assert merged(plan, tmp_path / "device", device_memory_bytes=8_000_000_000)[1] == []
+    assert cuda.of("set_per_process_memory_fraction")[0] == [0.1, 0]
+
+
 @pytest.mark.parametrize(
     ("ranks", "index", "memory"), [(Ranks(), 0, 0), (Second(), 1, 8_000_000_000)], ids=["alone", "second"]
 )
@@ -174,6 +183,12 @@ def test_chunks_fit_the_memory_they_are_given_and_too_little_for_one_block_is_a_
     found, [warning] = merged(plan, tmp_path / "device", device_memory_bytes=1_000_000)
     assert "not even one block" in warning
     assert "got 1 MB" in found.device["device_failed"]
+
+
+def test_the_page_says_how_large_a_chunk_is() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "gpu.md").read_text().split())
+    millions = device_shares(3, StreamOptions())[1] / 1e6
+    assert f"({millions:.1f} million elements with three agents)" in page
 
 
 def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,13 +266,54 @@ def test_a_mistake_of_ours_is_not_taken_for_a_failing_device() -> None:
     assert opened.working
 
 
-@pytest.mark.parametrize(
-    ("error", "method", "good"),  # chunks before the device fails; the first is the trial
-    [(OUT_OF_MEMORY, "ram", 1), (RuntimeError("CUDA error: device-side assert triggered"), "ram_plus", 4)],
-    ids=str,
-)
-def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning(
-    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, error: RuntimeError, method: str, good: int
+@pytest.fixture
+def many_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of a machine with 16 cores; gives how many threads were asked for, in turn."""
+    monkeypatch.setattr(resources, "cores", lambda: 16)
+    asked: list[int] = []
+    real = threads.in_order
+
+    def counting(items: Any, work: Any, workers: int, abandon: Any) -> Any:
+        asked.append(workers)
+        return real(items, work, workers, abandon)
+
+    for module in (shard_work, stream):
+        monkeypatch.setattr(module, "in_order", counting)
+    return asked
+
+
+def test_a_probe_whose_device_fails_counts_the_rest_on_the_cpu(
+    plan: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
+        options, watching = StreamOptions(BLOCK, 2, backend="eager"), Watching()
+        wanted = probe(plan, reader, options, watching)
+        monkeypatch.setattr(lanes, "count_on_device", out_of_memory)
+        found = probe(plan, reader, replace(options, device="cuda"), watching)
+    assert found.total.to_json() == wanted.total.to_json()
+    assert len(watching.messages) == 1
+
+
+def test_thresholds_are_found_by_all_cores_beside_a_device_that_works(
+    tmp_path: Path, here: None, many_cores: list[int]
+) -> None:
+    run(family_plan(tmp_path, "ties"), tmp_path / "out", threads=0, device="cuda")
+    selecting, merging = many_cores[:-1], many_cores[-1]
+    assert set(selecting) == {16}
+    assert merging == HOST_THREADS
+
+
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, RuntimeError("CUDA error: device-side assert triggered")], ids=str)
+@pytest.mark.parametrize("method", ["ram", "ram_plus"])
+@pytest.mark.parametrize("good", [1, 4])  # chunks before the device fails; the first is the trial
+def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_all_cores_work_on_what_follows(
+    tmp_path: Path,
+    here: None,
+    monkeypatch: pytest.MonkeyPatch,
+    many_cores: list[int],
+    error: RuntimeError,
+    method: str,
+    good: int,
 ) -> None:
     plan = family_plan(tmp_path, method, max_shard_bytes=12_000)
     calls = []
@@ -275,6 +331,9 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning(
     assert "CUDA" in warning
     assert found.device["device_failed"].startswith("CUDA")
     assert good < len(calls) <= good + HOST_THREADS  # what was in flight, and nothing after it
+    of_the_device = many_cores[: len(plan.shards) + (method == "ram_plus")]
+    assert of_the_device == sorted(of_the_device)
+    assert set(of_the_device) == {HOST_THREADS, 16}
 
 
 def test_auto_gives_chunks_to_the_fast_pass_and_asks_torch_for_nothing(

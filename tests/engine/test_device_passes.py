@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ from device_helpers import CPU, CUDA, DEVICES, ON_GPU, compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fast import DTYPES, ROUNDINGS, chunk_of, rule_of
+from torch.profiler import ProfilerActivity, profile
 
 from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.definition import ChunkInputs
 from hubmerge.engine.device import Engine
 from hubmerge.engine.lanes import Lane
+from hubmerge.engine.memory import device_bytes
 from hubmerge.engine.options import DEVICE_BYTES
 from hubmerge.methods import registry
 from hubmerge.methods.base import Each, Scope, one_by_one
@@ -61,6 +64,21 @@ def test_every_method_gives_the_bits_of_the_definition(
 def test_any_number_of_agents_is_counted(engine: Engine, agents: int) -> None:
     chunk = chunk_of("ram_plus", agents, BLOCK + 1)
     compare(engine, chunk, rule_of("ram_plus", chunk, "stochastic"), "BF16")
+
+
+@pytest.mark.parametrize("method", ["dare_ties", "sar"])  # with most beside the inputs
+@pytest.mark.parametrize("agents", [2, 8, 20])
+def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(agents: int, method: str) -> None:
+    """By torch's own account of what is taken and given back, on the CPU."""
+    n = 8 * BLOCK
+    chunk = chunk_of(method, agents, n, "F32")
+    rule, lane = rule_of(method, chunk, "stochastic"), Lane(CPU)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        lane.merge(chunk, rule, "F16", make_key(0, "x"), with_inputs=True)
+    events = seen.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    most = max(accumulate(size for _, size in changes))
+    assert n * device_bytes(agents) // 2 < most <= n * device_bytes(agents)
 
 
 def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:
@@ -118,6 +136,15 @@ def _check_products(engine: Engine, shape: tuple[int, int]) -> None:
     assert moved.max() > 5e-4
     assert np.abs(found - wanted).mean() < 1e-3 * moved.mean()
     assert np.abs(found - wanted).max() < 0.1 * moved.max()
+
+
+def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
+    lane, places = Lane(CPU), set()
+    rule = rule_of("linear", chunk_of("linear", 2, 10), "nearest")
+    for n in (BLOCK, BLOCK, 100, BLOCK):
+        lane.merge(chunk_of("linear", 2, n), rule, "BF16", make_key(0, "x"), with_inputs=True)
+        places.add((lane._in.buffer.data_ptr(), lane._out.buffer.data_ptr(), id(lane.there(rule))))
+    assert len(places) == 1
 
 
 def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

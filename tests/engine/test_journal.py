@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import shutil
 import time
@@ -15,7 +16,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from line import threads_left
+from line import Line, threads_left
 from stream_helpers import bytes_of, family_plan, run, tallies
 
 from hubmerge.engine import journal as journal_module
@@ -197,6 +198,15 @@ def test_a_journal_that_does_not_say_whose_it_is_is_refused_and_nothing_touched(
     with pytest.raises(TargetExistsError, match="damaged"):
         run(plan, unfinished)
     assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_a_cache_that_is_a_file_is_named_without_a_word_of_threads(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    (line.folder / "inputs").write_text("somebody's")
+    with caplog.at_level(logging.WARNING), pytest.raises(DiskError, match="Not a directory"):
+        line.to_folder()
+    assert not caplog.records
 
 
 def test_a_line_that_the_disk_refuses_does_not_hide_those_that_are_written_after_it(

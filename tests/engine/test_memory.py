@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import recipe_dict
+from builders import read_model, recipe_dict, write_shard
 from huggingface_hub import HfApi
 from line import upload
 from memory_helpers import (
@@ -28,7 +28,7 @@ from memory_helpers import (
     predicted,
 )
 from processes import as_ada, printed_by
-from source_helpers import lora, pair, write_adapter
+from source_helpers import FP8_CONFIG, lora, pair, to_fp8, write_adapter
 
 from benchmarks.metering import measure
 from benchmarks.synthetic import write_family
@@ -106,6 +106,14 @@ ROOM = 1_000_000  # for inputs on the disk
 LICENSE = b"---\nlicense: apache-2.0\n---\n"
 
 
+@pytest.fixture(scope="module")
+def on_hub(long_family: Family, local_hub: LocalHubProcess) -> list[str]:
+    """The names of a base and five agents."""
+    api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+    folders = [long_family.folder / name for name in ("base", *(f"agent{k}" for k in range(5)))]
+    return [upload(api, folder, f"ada/memory-{folder.name}") for folder in folders]
+
+
 def adapter(folder: Path, seed: int) -> str:
     """Of two tensors, each of several chunks."""
     tensors = pair("model.layers.0.mlp.gate_proj", *lora((WIDE.intermediate, WIDE.hidden), seed=seed))
@@ -113,20 +121,45 @@ def adapter(folder: Path, seed: int) -> str:
     return str(write_adapter(folder, tensors, files={"README.md": LICENSE}))
 
 
-def test_inputs_that_are_computed(tmp_path: Path) -> None:
+def fp8_model(folder: Path, source: Path, rows: int) -> str:
+    """In blocks of so many rows, so that no two are equal."""
+    folder.mkdir()
+    write_shard(folder / "model.safetensors", to_fp8(read_model(source), block=(rows, 128)))
+    config = json.loads((source / "config.json").read_text())
+    fp8 = FP8_CONFIG | {"weight_block_size": [rows, 128]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": fp8}))
+    (folder / "README.md").write_bytes(LICENSE)
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", ["adapters", "fp8"])
+def test_inputs_that_are_computed(kind: str, tmp_path: Path) -> None:
     write_family(WIDE, tmp_path, (0.1,))
-    agents = [adapter(tmp_path / f"lora{k}", k) for k in (1, 2)]
-    recipe = recipe_from_dict(recipe_dict(tmp_path / "base", [*agents, tmp_path / "agent0"]))
+    base, plain = tmp_path / "base", tmp_path / "agent0"
+    if kind == "fp8":
+        agents = [fp8_model(tmp_path / f"fp8_{k}", plain, 16 * k) for k in (1, 2)]
+    else:
+        agents = [adapter(tmp_path / f"lora{k}", k) for k in (1, 2)]
+    recipe = recipe_from_dict(recipe_dict(base, [*agents, plain]))
     assert_near(predicted(recipe, 2), merge(recipe, tmp_path, "--threads", "2"))
 
 
+def test_blocks_take_no_more_however_many_threads_wait_for_them(on_hub: list[str], local_hub: LocalHubProcess) -> None:
+    recipe = recipe_from_dict(recipe_dict(on_hub[0], on_hub[1:3]))
+    plan = prepare(recipe, Hub(local_hub.endpoint, local_hub.tokens["ada"])).plan
+
+    def ranges(threads: int) -> int:
+        options = StreamOptions(threads=threads)
+        with_ranges = predict(plan, Machine(2, input_bytes=0), options).memory_bytes
+        return with_ranges - predict(plan, Machine(2, input_bytes=plan.download_bytes), options).memory_bytes
+
+    assert ranges(1) == ranges(64) > 0
+
+
 def test_shards_that_are_read_by_ranges_or_fetched(
-    long_family: Family, local_hub: LocalHubProcess, tmp_path: Path
+    on_hub: list[str], local_hub: LocalHubProcess, tmp_path: Path
 ) -> None:
-    api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
-    folders = [long_family.folder / name for name in ("base", *(f"agent{k}" for k in range(5)))]
-    base, *agents = [upload(api, folder, f"ada/memory-{folder.name}") for folder in folders]
-    recipe = recipe_from_dict(recipe_dict(base, agents, "ties"))
+    recipe = recipe_from_dict(recipe_dict(on_hub[0], on_hub[1:], "ties"))
     plan = prepare(recipe, Hub(local_hub.endpoint, local_hub.tokens["ada"])).plan
     options, environment = StreamOptions(threads=2), as_ada(local_hub, tmp_path)
     budget = ["--disk-budget", str((plan.output_bytes + ROOM) / 1e9)]

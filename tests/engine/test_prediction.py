@@ -11,7 +11,9 @@ import pytest
 from hubmerge.engine import prediction
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.memory import (
+    LARGEST_CHUNK,
     LEAST_STREAM_BYTES,
+    ROW,
     SMALLEST_CHUNK,
     SMALLEST_EAGER_CHUNK,
     STREAM_BYTES,
@@ -107,6 +109,32 @@ def test_no_number_of_threads_or_agents_takes_more_than_there_is(method: str, fa
                 assert 1 <= shares.threads <= threads
                 assert shares.chunk % BLOCK == 0
                 assert shares.chunk >= (SMALLEST_CHUNK if fast else SMALLEST_EAGER_CHUNK) or shares.threads == 1
+
+
+def test_a_few_threads_lack_nothing_and_chunks_go_before_threads() -> None:
+    plan, ranking = planned("ram"), planned("ram_quantile")
+    few, many, over = (shared_out([plan], threads, STREAM_BYTES) for threads in (4, 20, 1000))
+    assert (few.threads, few.chunk) == (4, LARGEST_CHUNK)
+    assert many.threads == 20
+    assert LARGEST_CHUNK > many.chunk > over.chunk >= SMALLEST_CHUNK
+    assert 20 < over.threads < 1000
+    assert shared_out([ranking], 4, STREAM_BYTES).thread_bytes == few.thread_bytes + ROW
+
+
+def test_recipes_that_are_merged_together_share_one_part() -> None:
+    ram, ties = planned("ram"), planned("ties")
+    alone, both = (shared_out(plans, 16, STREAM_BYTES) for plans in ([ram], [ram, ties]))
+    assert both.element_bytes > alone.element_bytes
+    assert both.thread_bytes > alone.thread_bytes
+    assert taken(both) <= STREAM_BYTES
+
+
+def test_a_chunk_that_was_asked_for_is_taken_and_costs_threads() -> None:
+    plan = planned("ram", agents=8)
+    shares = shared_out([plan], 16, STREAM_BYTES, chunk_elements=4 * LARGEST_CHUNK - 5)
+    assert shares.chunk == 4 * LARGEST_CHUNK
+    assert shares.threads == 2
+    assert shared_out([plan], 16, STREAM_BYTES, chunk_elements=BLOCK).threads == 16
 
 
 def test_a_small_machine_or_container_gets_a_small_stream_and_few_cores_few_threads(

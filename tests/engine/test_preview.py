@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import random_base, sparse_agent, write_model
+from huggingface_hub import HfApi
+from line import upload
 from stream_helpers import NOWHERE, plan_of, spoil, write_family
 
 from hubmerge.engine import preview as previewing
 from hubmerge.engine.options import StreamOptions
-from hubmerge.engine.preview import preview, recommendation, sampled
+from hubmerge.engine.preview import PREVIEW_BYTES, preview, recommendation, sampled
 from hubmerge.errors import MemoryLimitError, NonFiniteError
-from hubmerge.line import Prepared, probe
+from hubmerge.hub.client import Hub
+from hubmerge.line import Prepared, Request, prepare, probe
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.statistics.statistics import zero_tally
 from hubmerge.statistics.summary import summarize
+from localhub.fault_rules import Delay, FaultSwitch
+from localhub.process import LocalHubProcess
+
+SLOW_S = 0.5  # for every answer
 
 DEEP = {
     f"model.layers.{depth}.{part}.weight": (96, 128)
@@ -27,10 +37,7 @@ DEEP["model.embed_tokens.weight"] = (400, 128)
 def test_a_preview_counts_what_a_probe_counts_in_the_same_tensors(tmp_path: Path) -> None:
     write_family(tmp_path, sizes=DEEP)
     plan = plan_of(tmp_path, "ram_plus")
-    told: list[tuple[int, int]] = []
-    found = preview(plan, NOWHERE, lambda done, total: told.append((done, total)))
-    assert told == sorted(told)
-    assert told[-1] == (found.bytes_read, found.bytes_read)
+    found = preview(plan, NOWHERE)
     whole = probe(Prepared(plan, {}, None, "", allow_local=True), NOWHERE, StreamOptions())
     same = sum((whole.tensors[name] for name in found.tensors), zero_tally(3))
     assert found.statistics == summarize(same, plan.labels)
@@ -62,6 +69,28 @@ def test_a_preview_of_large_models_reads_no_more_than_it_may(tmp_path: Path, mon
     monkeypatch.setattr(previewing, "MAX_READ_BYTES", 8 * 4 * 2 * 8192 - 1)
     with pytest.raises(MemoryLimitError, match="too much to read for a preview"):
         preview(plan, NOWHERE)
+
+
+@pytest.mark.slow
+def test_a_look_over_a_slow_hub_reads_eight_megabytes_at_once(
+    tmp_path: Path, faulty_hub: LocalHubProcess, switch: FaultSwitch, name: str
+) -> None:
+    parts = [f"{depth}.{part}" for depth in range(4) for part in ("self_attn.q_proj", "mlp.up_proj")]
+    shapes = {f"model.layers.{part}.weight": (512, 1024) for part in parts}
+    base = write_model(tmp_path / "base", tensors := random_base(0, sizes=shapes))
+    agents = [write_model(tmp_path / f"agent{k}", sparse_agent(tensors, 0.1, seed=k)) for k in (1, 2)]
+    api = HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"])
+    names = [upload(api, folder, f"{name}-{k}") for k, folder in enumerate((base, *agents))]
+    hub = Hub(faulty_hub.endpoint)
+    plan = prepare(recipe_from_dict({"base": names[0], "agents": names[1:], "method": "ram"}), hub, Request()).plan
+    slow = switch.add(r"/resolve/.*safetensors", Delay(seconds=SLOW_S), methods=["GET"], times=None)
+    begun = time.monotonic()
+    found = preview(plan, hub)
+    seconds = time.monotonic() - begun
+    assert PREVIEW_BYTES // 2 < found.bytes_read <= PREVIEW_BYTES
+    requests = switch.state(slow).fired
+    assert requests == 24  # one for each of eight matrices in three models
+    assert seconds < requests * SLOW_S / 2  # one after the other would take twice as long at least
 
 
 def test_a_nan_is_told_with_its_tensor_and_its_model(tmp_path: Path) -> None:

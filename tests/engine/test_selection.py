@@ -40,3 +40,14 @@ def test_the_selected_magnitude_is_the_one_that_sorting_finds(values: list[float
     rank = threshold.rank_of(0, len(values))
     got = selected(threshold, np.zeros_like(agents[0]), agents, size)
     assert got == tuple(float(np.sort(np.abs(agent))[::-1][rank - 1]) for agent in agents)
+
+
+def test_private_magnitudes_of_all_agents_are_ranked_together() -> None:
+    base = np.zeros(6, dtype=F)
+    a = np.array([1.0, 0.0, 5.0, 3.0, 0.0, 0.0], dtype=F)
+    b = np.array([0.0, 2.0, 5.0, 0.0, 4.0, 0.0], dtype=F)
+    # private: 1, 2, 3, 4 (element 2 is shared, element 5 unchanged); the lower median is 2
+    got = selected(Threshold("private", "tensor", lambda n: n - (n - 1) // 2), base, [a, b], 2)
+    assert got == (2.0, 2.0)
+    # where there is nothing to rank
+    assert selected(Threshold("private", "tensor", lambda n: 1), base, [base, base], 2) == (0.0, 0.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import merge_reference
 import ml_dtypes
@@ -11,6 +13,7 @@ import pytest
 from builders import tensor, write_model
 from stream_helpers import NOWHERE, SIZES, bytes_of, plan_of, run, tensors_of, values_of, write_family
 
+from hubmerge.cli.main import main
 from hubmerge.errors import IncompatibleError
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
@@ -66,3 +69,44 @@ def test_a_method_that_weighs_is_refused_without_data_for_every_agent(tmp_path: 
     assert problem.what.startswith("Fisher merging needs questions with answers for every agent")
     assert all(f"agent{k}" in problem.where for k in range(3))
     assert "columns of questions" in problem.next_step  # as a form names them
+
+
+def zoo_recipe(path: Path, *of_agents: dict[str, Any]) -> str:
+    """With what is said of the agents `math` and `tool` beside their names."""
+    agents = [{"model": str(ZOO / name), **own} for name, own in zip(("math", "tool"), of_agents, strict=True)]
+    path.write_text(json.dumps({"base": str(ZOO / "base"), "agents": agents, "method": "sar"}))
+    return str(path)
+
+
+def calibrated(path: Path, prompt: str = "prompt") -> str:
+    columns = {"prompt": prompt, "answer": "answer", "max_pairs": 4}
+    return zoo_recipe(path, *({"calibration": {"data": data, **columns}} for data in PAIRS))
+
+
+def test_a_sensitivity_file_is_used_like_a_computed_one_and_one_of_another_model_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [{"sensitivity": str(tmp_path / f"{name}.safetensors")} for name in ("math", "tool")]
+    for name, data, own in zip(("math", "tool"), PAIRS, files, strict=True):
+        arguments = ["--data", data, "--prompt", "prompt", "--answer", "answer", "--max-pairs", "4"]
+        assert main(["sensitivity", str(ZOO / name), *arguments, "--out", own["sensitivity"]]) == 0
+    capsys.readouterr()
+    recipes = [calibrated(tmp_path / "computed.yaml"), zoo_recipe(tmp_path / "named.yaml", *files)]
+    for name, recipe in zip(("computed", "named"), recipes, strict=True):
+        assert main(["merge", recipe, "--out", str(tmp_path / name), "--log-json"]) == 0
+        told = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+        assert name == "named" or "sensitivity" in [line.get("stage") for line in told]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("computed", "named")]
+    assert weights[0] == weights[1]
+    swapped = zoo_recipe(tmp_path / "swapped.yaml", *files[::-1])
+    assert main(["merge", swapped, "--out", str(tmp_path / "swapped")]) == 1
+    assert "another model" in capsys.readouterr().err
+    assert not list((tmp_path / "swapped").glob("*.safetensors"))
+
+
+def test_calibration_data_without_the_named_columns_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = calibrated(tmp_path / "recipe.yaml", prompt="question")
+    assert main(["merge", recipe, "--out", str(tmp_path / "out")]) == 1
+    assert "question" in capsys.readouterr().err

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import merge_reference
+import ml_dtypes
 import numpy as np
 import pytest
 from builders import T, f32, random_base, sparse_agent, tensor
+from device_helpers import pretend_a_device
 from source_helpers import FP8_CONFIG, adapted, from_fp8, lora, pair, to_fp8, write_adapter, write_plain
 from stream_helpers import bytes_of, plan_of, run, tensors_of, values_of
 
@@ -75,6 +77,19 @@ def test_an_fp8_agent_of_a_bfloat16_base_is_scaled_and_said_to_be_rounded(tmp_pa
     assert any("agent0: its weights are fp8" in w for w in plan.warnings)
 
 
+def test_whole_tensors_of_fp8_are_multiplied_on_a_device_as_on_the_cpu(
+    tmp_path: Path, base: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fp8_family(tmp_path, base)
+    plan = plan_of(tmp_path, "wudi", agents=2, parameters={"steps": 4, "lr": 1e-3})
+    run(plan, tmp_path / "cpu")
+    pretend_a_device(monkeypatch)
+    assert run(plan, tmp_path / "device", device="auto").device["device"] == "cpu"  # torch's
+    wanted, found = (tensors_of(tmp_path / name, plan) for name in ("cpu", "device"))
+    for name, value in wanted.items():
+        assert np.abs(found[name].astype(np.float32) - value.astype(np.float32)).mean() < 1e-4, name
+
+
 def test_a_lora_adapter_merges_as_its_product_on_the_base(tmp_path: Path, base: Any) -> None:
     write_plain(tmp_path / "base", base)
     full = sparse_agent(base, 0.3, 1)
@@ -116,3 +131,14 @@ def test_an_adapter_of_an_fp8_base_and_of_embeddings(tmp_path: Path, base: Any) 
         changed = {"model.embed_tokens.weight": adapted(embedding, a, b, 4.0, transposed=True)}
         agents.append(values | changed | {Q + ".weight": adapted(q, a2, b2, 3 / 2**0.5)})
     assert_merged(tmp_path, values, agents, method="task_arithmetic", dtype="float32")
+
+
+@pytest.mark.parametrize("prefix", ["base_model.model.", "language_model.", "module.", "_orig_mod."])
+def test_prefixed_agents_merge_like_plain_ones(tmp_path: Path, base: Any, prefix: str) -> None:
+    agents = [sparse_agent(base, 0.3, s) for s in (1, 2)]
+    write_plain(tmp_path / "base", base)
+    write_plain(tmp_path / "agent0", {prefix + n: t for n, t in agents[0].items()})
+    write_plain(tmp_path / "agent1", agents[1])
+    plan = assert_merged(tmp_path, values_of(base), [values_of(a) for a in agents])
+    assert any(repr(prefix) in w and "taken off" in w for w in plan.warnings)
+    assert ml_dtypes.bfloat16 == tensors_of(tmp_path / "out-4096", plan)["lm_head.weight"].dtype

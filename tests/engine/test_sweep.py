@@ -16,7 +16,7 @@ from hubmerge.errors import InternalError, RecipeError
 from hubmerge.hub.names import is_hub_id
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe import sweep
-from hubmerge.recipe.sweep import MAX_PROBLEMS, MAX_VARIANTS, sweep_from_dict
+from hubmerge.recipe.sweep import MAX_PROBLEMS, MAX_VARIANTS, load_sweep, sweep_from_dict
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 MODELS = {"base": "org/base", "agents": ["org/a", "org/b"]}
@@ -72,6 +72,29 @@ def test_a_negative_value_leaves_a_name_that_a_repo_can_have() -> None:
 def test_a_wrong_sweep_says_what_is_wrong(entries: list, word: str) -> None:
     with pytest.raises(RecipeError, match=word):
         sweep_from_dict({**MODELS, "sweep": entries})
+
+
+def test_keys_of_several_kinds_are_named() -> None:
+    with pytest.raises(RecipeError, match="got 1, x"):
+        sweep_from_dict({**MODELS, "sweep": [{"method": "ram"}], 1: 2, "x": 3})
+
+
+def test_problems_of_all_variants_and_entries_are_listed_together() -> None:
+    entries = [
+        "ram",
+        {"method": "ram_plus", "parameters": {"r": [-1.0, 0.1, 99.0]}},
+        {"method": "ram", "parameters": 1},
+    ]
+    with pytest.raises(RecipeError) as caught:
+        sweep_from_dict({**MODELS, "sweep": entries})
+    assert len(caught.value.problems) == 4
+
+
+def test_a_sweep_that_is_no_yaml_is_told_so_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("sweep:\n\t- method: ram\n")
+    with pytest.raises(RecipeError, match=r"a tab, where YAML wants spaces \(line 2"):
+        load_sweep(path)
 
 
 def test_a_slip_that_every_variant_repeats_is_listed_no_longer_than_people_read(

@@ -46,6 +46,21 @@ def test_items_and_threads_are_few(items: int, workers: int) -> None:
     assert alive() == []
 
 
+def test_none_takes_the_oldest_result_before_the_next_item_is_asked_for() -> None:
+    took: list[int] = []
+
+    def items() -> Iterator[int | None]:
+        yield 1
+        yield 2
+        yield None
+        assert took == [1]
+        yield 3
+
+    for result in in_order(items(), lambda n: n, 4):
+        took.append(result)
+    assert took == [1, 2, 3]
+
+
 def test_an_error_is_raised_at_its_place_and_what_waits_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
     over: list[bool] = []

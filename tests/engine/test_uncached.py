@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -56,6 +55,25 @@ def test_every_byte_is_there_in_order(tmp_path: Path, sizes: tuple[int, ...], pl
     assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
 
 
+def test_a_large_array_in_its_place_is_written_from_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def noting(file: int, view: memoryview) -> int:
+        sizes.append(len(view))
+        return os.write(file, view)
+
+    parts = parts_of((5000, 3_000_000, 77), placed=True)
+    monkeypatch.setattr(uncached, "os", with_write(noting))
+    content = written(tmp_path / "file", parts)
+    if sizes[0] == len(content) // 4096 * 4096:
+        pytest.skip("this file system takes no direct writes")
+    # the 5,000 bytes reach into a second block, which the array completes; its end and the 77 bytes fill no block
+    assert sizes == [8192, 731 * 4096, 2709]
+    assert content == b"".join(map(bytes, parts))
+
+
 @pytest.mark.parametrize("accepted", [0, 3])
 def test_where_direct_writing_is_refused_the_page_cache_takes_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: int
@@ -86,14 +104,19 @@ def test_a_write_that_ends_within_a_block_is_gone_on_with(tmp_path: Path, monkey
     assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
 
 
-def test_a_lack_of_disk_is_found_when_the_file_is_made_and_leaves_no_descriptor_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("lack", "error"), [("disk", OSError), ("memory", MemoryError)])
+def test_a_lack_of_disk_or_memory_is_found_when_the_file_is_made_and_leaves_no_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str, error: type[Exception]
 ) -> None:
+    def refuse(*_: int, **__: int) -> None:
+        code = errno.ENOSPC if lack == "disk" else errno.ENOMEM
+        raise OSError(code, os.strerror(code))
+
     before = len(os.listdir("/proc/self/fd"))
-    refusal = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=refusal))
-    with pytest.raises(OSError, match="No space left"):
-        UncachedFile(tmp_path / "file", 100)
+    with monkeypatch.context() as context:
+        context.setattr(*((os, "posix_fallocate") if lack == "disk" else (buffers.mmap, "mmap")), refuse)
+        with pytest.raises(error, match="No space left" if lack == "disk" else "Cannot allocate memory"):
+            UncachedFile(tmp_path / "file", 100)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

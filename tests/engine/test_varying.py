@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from builders import T, f32
 from safetensors.numpy import load_file
-from stream_helpers import plan_of, report_of, run, write_family
+from stream_helpers import bytes_of, plan_of, report_of, run, write_family
 
 from hubmerge.engine.stream import MergeResult
 from hubmerge.errors import IncompatibleError
 from hubmerge.methods.varying import at, parse, places_of
+from hubmerge.output.plan_words import plan_summary
 from hubmerge.plan.plan import Plan
 
 LAYERS = 4
@@ -44,6 +45,7 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"density": 0.7, "trim_scope": "tensor", "lambda": [1.0, 0.5]},
         [{"density": [1.0, 0.3]}, {}, {"density": [{"filter": "norm", "value": 1.0}, {"value": 0.1}]}],
     ),
+    "dare_linear": ({"p": [0.2, 0.6], "lambda": 0.5}, [{}, {"p": 0.0}, {}]),
     "dare_ties": ({"p": 0.3, "density": [0.5, 1.0], "trim_scope": "tensor"}, [{}, {"p": [0.0, 0.9]}, {}]),
     "ram_plus": ({"r": [0.0, 1.0], "scope": "tensor"}, NONE),
     "ram_quantile": ({"q": [0.5, 0.9]}, NONE),
@@ -106,6 +108,17 @@ def test_each_tensor_is_merged_as_by_a_recipe_of_its_own_numbers(method: str, fa
             assert found[name] == expected[name], name
 
 
+@pytest.mark.parametrize("method", ["ties", "dare_ties", "dare_linear"])
+def test_the_bytes_do_not_depend_on_chunks_threads_or_the_pass(method: str, family: Any, tmp_path: Path) -> None:
+    folder, *_ = family
+    parameters, own = CASES[method]
+    plan = plan_of(folder, method, agents=agents_of(folder, WEIGHTS, own), parameters=parameters)
+    run(plan, tmp_path / "a", threads=1)
+    run(plan, tmp_path / "b", chunk=65536)
+    run(plan, tmp_path / "c", backend="eager")
+    assert bytes_of(tmp_path / "a", plan) == bytes_of(tmp_path / "b", plan) == bytes_of(tmp_path / "c", plan)
+
+
 def test_a_density_of_each_agent_is_trimmed_over_the_whole_model_too(family: Any, tmp_path: Path) -> None:
     folder, base, agents = family
     densities = (1.0, 0.02, 0.2)
@@ -154,10 +167,14 @@ def test_a_filter_that_no_name_contains_is_warned_of(family: Any) -> None:
     assert plan.warnings[0] == "weight of agent 1: no tensor's name contains 'layers.9.mlp'"
 
 
-def test_one_agent_is_enough_where_the_base_counts_in_the_mean(family: Any) -> None:
-    folder, *_ = family
+def test_the_base_counts_in_a_mean_with_its_weight_and_one_agent_is_enough(family: Any, tmp_path: Path) -> None:
+    folder, base, agents = family
     own = agents_of(folder, (0.5,), [{}])
-    assert plan_of(folder, "linear", agents=own, parameters={"base_weight": 1.5}).agents
+    plan = plan_of(folder, "linear", agents=own, parameters={"base_weight": 1.5}, dtype="float32")
+    found, _ = merged(plan, tmp_path / "out")
+    for name in SIZES:
+        mean = (1.5 * f32(base[name]).astype(np.float64) + 0.5 * f32(agents[0][name])) / 2
+        np.testing.assert_allclose(np.frombuffer(found[name], np.float32), mean.ravel(), rtol=2e-7, atol=1e-9)
     with pytest.raises(IncompatibleError, match="at least two agents"):
         plan_of(folder, "linear", agents=own)
 
@@ -208,3 +225,11 @@ def test_a_report_says_what_differs_and_what_the_weights_are_on_average(family: 
     assert [row["layer"] for row in rows] == ["0", "1", "2", "3", "outside the layers"]
     assert [row["weight of agent0"] for row in rows] == ["0", "0.166667", "0.5", "1", "0"]
     assert set(rows[0]) == {"layer", "weight of agent0"}
+
+
+def test_a_report_of_constants_says_nothing_of_layers(family: Any, tmp_path: Path) -> None:
+    folder, *_ = family
+    plan = plan_of(folder, "linear")
+    _, result = merged(plan, tmp_path / "out")
+    assert "by_layer" not in report_of(plan, result).method
+    assert "varying" not in plan_summary(plan)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,20 +20,27 @@ import pytest
 from fake_spaces import spaces
 from line import Line
 from memory_helpers import planned
-from processes import printed_by, python, until
-from stream_helpers import Watching, bytes_of, family_plan, plan_of, run, tallies, write_family
+from processes import printed_by, until
+from stream_helpers import Watching, bytes_of, family_plan, plan_of, run, spoil, tallies, write_family
+from test_stream_sensitive import CALIBRATION, write_sensitivities
 
 from hubmerge import line as line_module
 from hubmerge.engine import bursts as zero
-from hubmerge.engine.bursts import Burst, announce, run_burst, seconds_of
+from hubmerge.engine.bursts import Burst, BurstProcess, announce, run_burst, seconds_of
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.shard_work import Output, ShardTask
 from hubmerge.engine.stream import MergeResult
+from hubmerge.errors import NonFiniteError
+from hubmerge.isolation.child import ChildProcess
+from hubmerge.isolation.scrub import Scrubber
 from hubmerge.line import merge_to_hub
 from hubmerge.plan.disk import output_need
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import load_settings
 from hubmerge.sources.reader import sources_of
+from workflows.jobs.protocol import Failure, JobSpec, Notice, Result, decoded
+from workflows.jobs.protocol import Line as SpokenLine
+from workflows.jobs.worker import child_environment
 
 FAKE = Path(spaces.__file__).parents[1]
 ROOT = FAKE.parents[1]
@@ -128,6 +138,37 @@ def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path: Path) -> None:
     assert [*(tmp_path / "lent").iterdir()] == []
 
 
+def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path: Path) -> None:
+    _, agents = write_family(tmp_path)
+    spoil(tmp_path, agents)
+    with pytest.raises(NonFiniteError, match=r"down_proj.*agent1"):
+        merged(plan_of(tmp_path, "ram"), tmp_path / "lent")
+    assert len(spaces.notes("call")) == 1
+
+
+def test_the_process_that_waits_for_another_burst_ends_when_it_is_told_to() -> None:
+    process = BurstProcess()
+    try:
+        process.ask("no burst at all")
+        until(lambda: process.answer(0.1) is not None)
+        stat = Path(f"/proc/{process._process.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S")
+        process._process.terminate()
+        assert process._has_ended(20.0)  # without being killed
+    finally:
+        process.end()
+
+
+def test_sensitivity_files_are_read_in_the_burst_too(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    _, measured = write_sensitivities(tmp_path)
+    plan = plan_of(tmp_path, "fisher", calibration=CALIBRATION)
+    run(plan, tmp_path / "cpu", measured=measured)
+    found = run(plan, tmp_path / "lent", measured=measured, backend="eager", bursts=True)
+    assert found.device["bursts"] == 1
+    assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
+
+
 def test_a_burst_is_asked_for_as_long_as_its_products_take() -> None:
     seconds = []
     for steps in (1, 300):
@@ -159,18 +200,30 @@ def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch:
     assert "merges run on the CPU" in told[0]
 
 
-def test_the_platforms_own_package_runs_the_bursts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("granted", ["device", "quota", "none"])
+def test_the_platforms_own_package_runs_the_bursts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granted: str
+) -> None:
     """Its worker, its queues and its requests, with a device API of our own in the platform's place."""
     monkeypatch.delenv("PYTHONPATH")  # where the other one is
     script = Path(__file__).with_name("real_spaces.py")
-    told = json.loads(python(str(script), str(tmp_path / "x")).stdout.splitlines()[-1])
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "x"), granted], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
     assert told["announced"] == ["/startup-report"]
     assert told["equal"]
-    assert told["warnings"] == []
-    assert told["device"]["bursts"] == told["shards"] > 1
     calls = [path for path, _ in told["asked"]]
-    assert calls == ["/schedule", "/allow", "/release"] + ["/schedule", "/release"] * (told["shards"] - 1)
-    assert all(asked["durationSeconds"] == "15" for path, asked in told["asked"] if path == "/schedule")
+    if granted == "device":
+        assert told["warnings"] == []
+        assert told["device"]["bursts"] == told["shards"] > 1
+        assert calls == ["/schedule", "/allow", "/release"] + ["/schedule", "/release"] * (told["shards"] - 1)
+        assert all(asked["durationSeconds"] == "15" for path, asked in told["asked"] if path == "/schedule")
+    else:
+        assert len(told["warnings"]) == 1
+        refused = granted == "quota"
+        assert calls == (["/schedule"] if refused else ["/schedule", "/allow", "/release"])
+        reason = "GPU limit" if refused else "AssertionError|RuntimeError"  # the package's own, or what torch raised
+        assert re.search(reason, told["warnings"][0])
 
 
 def needed_bytes(plan: Plan) -> list[int]:
@@ -195,6 +248,23 @@ def published_in_bursts(line: Line, monkeypatch: pytest.MonkeyPatch, inputs: int
     return dict(line.report()["environment"]), told
 
 
+@pytest.mark.parametrize("method", ["ram_plus", "ram"])
+def test_inputs_are_held_within_the_budget_while_a_burst_reads_them(
+    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    line.recipe = {**line.recipe, "method": method}
+    plan = line.prepare().plan
+    budget = max(needed_bytes(plan))
+    assert budget < plan.download_bytes  # not all of them
+    environment, warnings = published_in_bursts(line, monkeypatch, budget)
+    assert warnings == []
+    assert environment["bursts"] == len(spaces.notes("call")) == len(plan.shards) > 1
+    assert environment["fetch"]["high_water_bytes"] <= budget
+    assert environment["fetch"]["ranged_shards"] == 0
+    if method == "ram_plus":
+        assert line.published() == undisturbed
+
+
 def test_a_shard_whose_inputs_exceed_the_budget_is_merged_on_the_cpu_and_the_others_are_not(
     line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,3 +276,71 @@ def test_a_shard_whose_inputs_exceed_the_budget_is_merged_on_the_cpu_and_the_oth
     assert environment["bursts"] == len([n for n in needed if n <= budget]) < len(needed)
     assert environment["fetch"]["high_water_bytes"] <= budget
     assert line.published() == undisturbed
+
+
+def test_a_budget_for_ranges_only_asks_for_no_gpu(
+    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, warnings = published_in_bursts(line, monkeypatch, 0)
+    assert len(warnings) == 1
+    assert (spaces.notes("call"), "bursts" in environment) == ([], False)
+    assert line.published() == undisturbed
+
+
+@contextmanager
+def child_of(line: Line, target: str, **environment: str) -> Iterator[ChildProcess]:
+    """The child process that the worker would start for this merge."""
+    spec = JobSpec(
+        user="ada",
+        payload={"recipe": line.recipe, "target": target, "private": False, "license": "mit"},
+        token=line.process.tokens["ada"],
+        workdir=line.folder / target.replace("/", "-"),
+        shared=line.folder / "shared",
+        endpoint=line.process.endpoint,
+    )
+    spec.workdir.mkdir(parents=True)
+    command = [sys.executable, "-m", "workflows.jobs.child", "--guard-seconds", "300"]
+    variables = child_environment({**os.environ, **environment}, line.process.endpoint)
+    scrubber = Scrubber(spec.token)
+    child = ChildProcess(command, spec.to_line(), variables, spec.workdir / "child.log", scrubber, beating=True)
+    try:
+        yield child
+    except BaseException:
+        child.close()
+        raise
+
+
+def ended(child: ChildProcess) -> list[SpokenLine]:
+    """What the child still said until its end."""
+    lines: list[bytes] = []
+    until(lambda: lines.extend(child.lines(0.1)) or child.has_ended())
+    return list(decoded(lines + child.close()[1]))
+
+
+def test_a_job_of_the_app_on_zerogpu_multiplies_its_matrices_there(line: Line) -> None:
+    line.recipe |= WUDI
+    with child_of(line, line.target, SPACES_ZERO_GPU="") as child:
+        lines = ended(child)
+    assert any(isinstance(line, Result) for line in lines)
+    wanted = line.published()
+    assert spaces.notes("call") == []
+    line.target += "-lent"
+    with child_of(line, line.target) as child:
+        lines = ended(child)
+    assert any(isinstance(line, Result) for line in lines)
+    assert not [line for line in lines if isinstance(line, Notice) and "GPU" in line.message]
+    assert len(spaces.notes("call")) == len(spaces.notes("worker")) == 1
+    assert line.report()["environment"]["bursts"] == 1
+    assert line.published().keys() == wanted.keys()
+
+
+def test_cancelling_a_job_ends_its_burst(line: Line) -> None:
+    line.recipe |= WUDI
+    with child_of(line, line.target, FAKE_SPACES="hang") as child:
+        until(lambda: spaces.notes("middle") or (child.lines(0.05) and child.has_ended()))
+        assert not child.has_ended()
+        child.terminate()
+        lines = ended(child)
+    assert [line.code for line in lines if isinstance(line, Failure)] == ["E_CANCELLED"]
+    [worker] = spaces.notes("worker")
+    assert not Path(f"/proc/{worker}/exe").exists()

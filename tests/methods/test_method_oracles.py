@@ -86,6 +86,16 @@ def test_an_element_is_weighed_by_how_sensitive_its_agents_are(
     assert apply(method, parameters, deltas=deltas, sensitivities=sensitivities) == expected
 
 
+def test_sar_thins_out_the_weaker_half_of_the_private_updates_and_keeps_their_expectation():
+    n = 100_000
+    deltas = [np.where(np.arange(n) % 2 == 0, 1.0, 2.0), np.zeros(n)]
+    out = np.array(apply("sar", {"p": 0.2}, deltas=deltas, sensitivities=[np.ones(n), np.ones(n)]))
+    assert set(np.unique(out[1::2]).tolist()) == {2.0}
+    weak = out[::2]
+    assert set(np.unique(weak).tolist()) == {0.0, 1.25}
+    assert weak.mean() == pytest.approx(1.0, abs=5 * 1.25 * np.sqrt(0.16 / len(weak)))
+
+
 class Exact(np.ndarray[Any, Any]):
     """An array that knows which operations round correctly, and so give the same bits on every machine."""
 

@@ -18,6 +18,7 @@ from hubmerge import methods
 from hubmerge.engine import definition, fast
 from hubmerge.errors import InternalError
 from hubmerge.methods.base import one_by_one
+from hubmerge.methods.wudi import Wudi
 from hubmerge.numerics.counter_rng import make_key
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "methods"
@@ -99,3 +100,15 @@ def test_a_method_that_is_not_complete_is_refused_with_what_it_lacks(
     said = f"is not complete in hubmerge.methods.own_method.MagMax: .* got {missing}\\."
     with pytest.raises(InternalError, match=said):
         methods.registry()
+
+
+def test_a_method_of_whole_tensors_that_gives_other_arrays_is_named_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not the method whose kernel it borrows."""
+    for seed, name in enumerate(("base", "one", "two")):
+        write_model(tmp_path / name, random_base(seed))
+    monkeypatch.setattr(Wudi, "merge_whole", lambda self, deltas, scope, each: deltas[0].astype(np.float64))
+    recipe = {"base": str(tmp_path / "base"), "agents": [str(tmp_path / "one"), str(tmp_path / "two")]}
+    with pytest.raises(InternalError, match=r"in test_own_method\..*<lambda>: expected float32"):
+        hubmerge.merge({**recipe, "method": "wudi"}, out=tmp_path / "out")

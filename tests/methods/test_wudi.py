@@ -10,6 +10,7 @@ from typing import Any
 import merge_reference
 import numpy as np
 import pytest
+import torch
 from stream_helpers import plan_of, run, tensors_of, values_of, write_family
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -79,6 +80,17 @@ def test_one_tensor_is_worked_on_at_a_time_with_one_thread_per_product(tmp_path:
     monkeypatch.setattr(Wudi, "merge_whole", seen)
     run(plan_of(tmp_path, "wudi", parameters={"steps": 1}), tmp_path / "out", threads=4)
     assert (most[0], threads) == (1, {1})
+
+
+def test_tensors_of_torch_are_merged_as_those_of_numpy_are():
+    rng = np.random.default_rng(2)
+    scope = scope_of(1.0, 1.5, steps=20, lr=1e-3)
+    for shape in ((300, 8), (8, 300)):
+        deltas = [(rng.normal(size=shape) * 0.01).astype(F) for _ in range(2)]
+        found = WUDI.merge_whole([torch.from_numpy(d) for d in deltas], scope)
+        assert found.dtype == torch.float32
+        assert np.abs(found.numpy() - WUDI.merge_whole(deltas, scope)).mean() < 1e-5
+    assert not WUDI.merge_whole([torch.zeros(3, 2)] * 2, scope).any()
 
 
 def test_linear_weights_are_optimised_and_everything_else_is_averaged(tmp_path: Path):

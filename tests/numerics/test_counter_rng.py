@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import merge_reference
 import pytest
 
-from hubmerge.numerics.counter_rng import draws, make_key
+from hubmerge.numerics.counter_rng import Key, draws, make_key
+
+
+def test_a_round_is_splitmix64_as_published():
+    # the first outputs of SplitMix64 seeded with 0, as in the reference implementation's test vectors
+    state, outputs = 0, []
+    for _ in range(3):
+        state = (state + merge_reference.GOLDEN) % 2**64
+        outputs.append(merge_reference.splitmix(state))
+    assert outputs == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+def test_the_key_is_a_digest_of_seed_and_identity():
+    digest = hashlib.blake2b(b"(7, 'rounding', 'w')", digest_size=16, person=b"hubmerge-rng").digest()
+    assert make_key(7, "rounding", "w") == Key(
+        int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+    )
 
 
 def test_these_draws_never_change():

@@ -63,6 +63,15 @@ def test_every_pattern_is_decoded_exactly(dtype: str):
     assert same(decode(stored(dtype, PATTERNS), dtype), expected)
 
 
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_every_pattern_survives_decoding_and_encoding(dtype: str, rounding: Any):
+    back = bits(encode(decode(stored(dtype, PATTERNS), dtype), dtype, rounding, draws(KEY, 0, 2**16)))
+    finite_or_inf = ~np.isnan(PATTERNS.view(REFERENCE[dtype]).astype(np.float32))
+    assert np.array_equal(back[finite_or_inf], PATTERNS[finite_or_inf])
+    assert np.isnan(decode(stored(dtype, back[~finite_or_inf]), dtype)).all()
+
+
 def test_float32_passes_unchanged():
     values = awkward_floats(1000, 0)
     assert decode(values, "F32").tobytes() == values.tobytes()

@@ -151,6 +151,11 @@ def test_statistics_of_four_elements_are_those_computed_by_hand() -> None:
     assert tally.kurtosis(0) == pytest.approx(41 / 16 / (25 / 16) - 3)
 
 
+def test_l0_sparsity_counts_what_is_strictly_below_a_hundredth_of_the_maximum() -> None:
+    below = np.nextafter(np.float32(0.5), np.float32(0))
+    assert l0_sparsity(tally_of(np.array([50, 0.5, below, 0], dtype=np.float32))) == Approximation(2 / 4, 0.0)
+
+
 def test_a_hundredth_that_no_float32_holds_is_not_rounded_to_one() -> None:
     maxima = np.arange(1000, 1100, dtype=np.float32)
     limits = (0.01 * maxima.astype(np.float64)).astype(np.float32)  # to nearest: below the true limit, or above it
@@ -227,6 +232,19 @@ def test_the_mass_of_the_bins_is_the_l1_norm() -> None:
         delta = distribution(kind, np.random.default_rng(5), 10_000)
         mass = histogram_of([delta]).of(0, len(delta)).mass.sum()
         assert float(mass) == pytest.approx(math.fsum(np.abs(delta.astype(np.float64))), rel=1e-13)
+
+
+def test_a_histogram_survives_json_and_stays_small() -> None:
+    rng = np.random.default_rng(6)
+    deltas = [distribution(kind, rng, 50_000) for kind in ("bf16 ulps", "normal")]
+    histogram = histogram_of(deltas)
+    text = json.dumps(histogram.to_json())
+    again = Histogram.from_json(json.loads(text))
+    assert again.to_json() == histogram.to_json()
+    assert again.keys.dtype == again.counts.dtype == again.offsets.dtype == np.int64
+    assert len(json.dumps(histogram_of(deltas[:1]).to_json())) < 2000
+    nothing = Histogram.sum_of(()).to_json()
+    assert nothing == Histogram.from_json(nothing).to_json()
 
 
 def test_the_fast_pass_does_not_overflow_in_a_long_chunk() -> None:

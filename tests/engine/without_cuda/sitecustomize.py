@@ -1,6 +1,6 @@
 """Lets the real `spaces` package work where torch has no CUDA; imported by every Python that has this on its path.
 
-The worker that the package forks takes torch's CPU as its device.
+With REAL_SPACES=device the worker that the package forks takes torch's CPU as its device.
 """
 
 import os
@@ -14,10 +14,11 @@ def patch() -> None:
         torch._C._cuda_init = bool
         torch.cuda._is_in_bad_fork = bool
     torch.set_num_threads(1)  # other threads would not be there after the fork
-    import spaces.zero.torch
+    if os.environ.get("REAL_SPACES") == "device":
+        import spaces.zero.torch
 
-    spaces.zero.torch.init = _take_the_cpu
-    spaces.zero.torch.move = lambda callback: None
+        spaces.zero.torch.init = _take_the_cpu
+        spaces.zero.torch.move = lambda callback: None
 
 
 def _take_the_cpu(uuid: str) -> None:
