@@ -176,7 +176,7 @@ def test_what_a_damaged_journal_no_longer_says_is_repeated(
     assert bytes_of(unfinished, plan) == bytes_of(whole[0], plan)
 
 
-@pytest.mark.parametrize("how", [*DAMAGES][:2])
+@pytest.mark.parametrize("how", [*DAMAGES][:3])
 def test_what_is_written_after_the_damage_counts_for_the_run_that_follows(
     plan: Plan, unfinished: Path, how: str
 ) -> None:
@@ -226,7 +226,7 @@ def test_a_line_that_the_disk_refuses_does_not_hide_those_that_are_written_after
     assert length == len(after)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"parents": 1}', "\x00"])
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", '{"parents": 1}', "", "\x00"])
 def test_a_damaged_manifest_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / "hubmerge.json").write_text(text)
     with pytest.raises(RecipeError, match=r"damaged.*new folder"):

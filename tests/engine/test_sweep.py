@@ -147,7 +147,7 @@ def test_inputs_are_read_once_for_all_variants(tmp_path: Path, monkeypatch: pyte
     assert filled.call_count == 2 * once > 0
 
 
-@pytest.mark.parametrize("stop_at", [3, 18])  # while it is probed, and while it is merged
+@pytest.mark.parametrize("stop_at", [3, 12, 18])  # while it is probed, and while it is merged
 def test_a_sweep_broken_off_resumes_to_the_same_bytes(tmp_path: Path, stop_at: int) -> None:
     write_family(tmp_path)
     plans = [plan_of(tmp_path, m, max_shard_bytes=12_000) for m in ("ram_plus", "linear")]
