@@ -109,6 +109,8 @@ def _of_system(error: MemoryError | OSError) -> HubmergeError:
         return MemoryLimitError("not enough memory", next_step="Use fewer --threads, or a larger machine.")
     if error.errno is None:
         return InternalError("the machine refuses", got=str(error))
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # of os.getcwd
+        return DiskError("the working folder was removed", next_step="Change to a folder that is there.")
     got, step = error.strerror or str(error), remedy(error)
     return DiskError("a file cannot be used", where=str(error.filename or ""), got=got, next_step=step)
 

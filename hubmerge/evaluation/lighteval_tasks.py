@@ -24,7 +24,7 @@ from lighteval.tasks.lighteval_task import LightevalTask, LightevalTaskConfig
 from lighteval.tasks.registry import Registry
 from lighteval.tasks.requests import Doc, SamplingMethod
 
-from hubmerge.errors import InternalError
+from hubmerge.errors import EvaluationError, InternalError
 from hubmerge.evaluation.builtin import prepare_builtin
 from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
 from hubmerge.isolation.in_child import first_line
@@ -83,7 +83,16 @@ def own_config(task: Task) -> LightevalTaskConfig:
 def builtin_config(task: BuiltinTask) -> LightevalTaskConfig:
     """lighteval's task, reading our rows."""
     prepare_builtin(task)
-    config = next(c for c in importlib.import_module(task.module).TASKS_TABLE if c.name == task.name)
+    table = {config.name: config for config in importlib.import_module(task.module).TASKS_TABLE}
+    if task.name not in table:
+        raise EvaluationError("this lighteval lacks the task", where=task.name, got=task.module)
+    config = table[task.name]
+    listed = [metric.metric_name for metric in config.metrics]
+    names = {name for each in listed for name in (each if isinstance(each, list) else [each])}
+    if task.metric not in names or any(m.category != SamplingMethod.GENERATIVE for m in config.metrics):
+        raise EvaluationError(
+            "this lighteval measures the task otherwise", where=task.name, expected=task.metric, got=str(sorted(names))
+        )
     config.hf_avail_splits = (ASKED, EXAMPLES)
     config.evaluation_splits = (ASKED,)
     config.few_shots_split = EXAMPLES

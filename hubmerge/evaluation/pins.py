@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
@@ -92,7 +93,10 @@ def write_pins(path: Path, pins: Pins) -> None:
     words = "".join(takewhile(lambda line: line.startswith("#"), known.splitlines(keepends=True)))
     plain = {name: pins[name].model_dump(exclude_defaults=True) for name in sorted(pins)}
     try:
-        path.write_text(words + dump_plain_yaml({"datasets": plain}), encoding="utf-8")
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            new = Path(folder) / path.name
+            new.write_text(words + dump_plain_yaml({"datasets": plain}), encoding="utf-8")
+            new.replace(path)
     except OSError as error:
         raise EvaluationError(
             "the file of pins cannot be written",

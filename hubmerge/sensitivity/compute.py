@@ -261,6 +261,8 @@ def _finished(out: Path, metadata: SensitivityMetadata) -> SensitivityFile:
     except HubmergeError as error:
         raise TargetExistsError("another file is here", where=str(out), got=error.what, next_step=untouched) from None
     mine, theirs = metadata.to_strings(), file.metadata.to_strings()
+    if not theirs["tokens_digest"]:  # of a version that did not say it
+        mine["tokens_digest"] = ""
     if others := [key for key in mine if mine[key] != theirs[key]]:
         got = f"another {', '.join(others)}"
         raise TargetExistsError("another sensitivity file is here", where=str(out), got=got, next_step=untouched)

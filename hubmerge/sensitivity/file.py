@@ -214,7 +214,9 @@ def _bad_values(file: SensitivityFile) -> list[str]:
             found = 0
             for start in range(0, entry.elements, CHUNK_ELEMENTS):
                 wanted = min(CHUNK_ELEMENTS, entry.elements - start)
-                values = np.fromfile(source, "<f4", wanted)  # fewer of a file that became shorter
+                values = np.fromfile(source, "<f4", wanted)
+                if values.size < wanted:
+                    raise SensitivityError("the file became shorter", where=file.path.name)
                 found += wanted - int(np.count_nonzero((values >= 0) & np.isfinite(values)))  # NaN is not >= 0 either
             if found:
                 bad.append(f"{name} ({found})")

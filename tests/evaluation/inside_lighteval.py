@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -45,9 +44,14 @@ ROWS = {
     "math_500": {"problem": "What is 1/2 + 1/4?", "solution": "$\\boxed{\\frac{3}{4}}$", "answer": "\\frac{3}{4}"},
     "aime24": {"problem": "Find it.", "answer": "204"},
     "ifeval": {
-        "prompt": "Write two sentences at least, with two words in capitals.",
-        "instruction_id_list": ["length_constraints:number_sentences", "change_case:capital_word_frequency"],
+        "prompt": "Write no commas, in two sentences at least, with two words in capitals.",
+        "instruction_id_list": [
+            "punctuation:no_comma",
+            "length_constraints:number_sentences",
+            "change_case:capital_word_frequency",
+        ],
         "kwargs": [
+            {},
             {"num_sentences": 2, "relation": "at least"},
             {"capital_frequency": 2, "capital_relation": "at least"},
         ],
@@ -99,6 +103,15 @@ def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(installed):
             assert float(values[registry()[name].metric]) == expected, name
 
 
+def test_a_lighteval_that_lacks_a_task_or_measures_it_otherwise_is_refused_by_name():
+    for changes, said in (
+        ({"name": "gsm9k"}, "this lighteval lacks the task in gsm9k"),
+        ({"metric": "taste"}, "this lighteval measures the task otherwise in gsm8k: expected taste"),
+    ):
+        with pytest.raises(EvaluationError, match=said):
+            lighteval_tasks.builtin_config(replace(registry()["gsm8k"], **changes))
+
+
 def test_a_score_that_is_no_number_is_the_task_s_bug_and_no_failure_of_the_model():
     task = replace(registry()["zoo_math"], score=lambda *_: None)
     asked = Doc(query="", choices=[""], gold_index=0, specific={"reference": "1"})
@@ -143,12 +156,29 @@ def test_prompts_go_through_the_chat_template_where_the_task_asks_by_it():
     assert texts == ["[user: two plus two]", "two plus two"]
 
 
-def test_what_the_machine_did_in_loading_is_not_told_of_the_model(monkeypatch):
-    for error in (MemoryLimitError("killed"), RuntimeError("can't allocate memory"), OSError(errno.ENOSPC, "full")):
-        monkeypatch.setattr(models.AutoTokenizer, "from_pretrained", Mock(side_effect=error))
-        with pytest.raises(type(error)) as told:
-            models.load_model(MACHINE)
-        assert told.value is error
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryLimitError("killed"),
+        RuntimeError("torch: can't allocate memory"),
+        OSError(errno.ENOSPC, "full"),
+        OSError(errno.EIO, "bad"),
+    ],
+    ids=str,
+)
+def test_what_the_machine_did_in_loading_is_not_told_of_the_model(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loading(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(models.AutoTokenizer, "from_pretrained", loading)
+    monkeypatch.setattr(models.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="no CUDA device"):
+        models.load_model({**MACHINE, "device": "cuda"})
+    with pytest.raises(type(error)) as told:
+        models.load_model(MACHINE)
+    assert told.value is error
 
 
 SAMPLES = [
@@ -188,10 +218,13 @@ def asked(lengths: dict[str, int]) -> pipeline.Asked:
     ("longest", "most", "budget", "batches"),
     [
         (200, 2, None, [["1", "3"], ["0", "2"], ["4"]]),
-        (60, 32, 120, [["1"], ["3", "0"], ["2", "4"]]),  # of 60 positions the first prompt leaves none; 2 × 60; 2 × 30
+        (200, 32, 120, [["1"], ["3", "0"], ["2", "4"]]),  # 100 tokens of 120; 2 × 60; the rest 2 × 30
+        (60, 32, 120, [["1"], ["3", "0"], ["2", "4"]]),  # of 60 positions the first prompt leaves none
     ],
 )
-def test_batches_keep_to_their_prompts_and_tokens(longest, most, budget, batches):
+def test_batches_keep_to_their_prompts_and_tokens(
+    longest: int, most: int, budget: int | None, batches: list[list[str]]
+) -> None:
     prompts = asked({"0": 40, "1": 90, "2": 20, "3": 50, "4": 20})
     assert [[doc.id for doc in batch] for batch in pipeline.batches(prompts, longest, most, budget)] == batches
 
@@ -235,7 +268,7 @@ def test_a_prompt_whose_keys_and_values_do_not_fit_beside_the_weights_is_refused
     models.require_room_for(10**9, None, BY_VLLM, "zoo_mem")  # it has a budget of its own
 
 
-def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(monkeypatch):
+def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     """On one of 24 GB that is made up here."""
     monkeypatch.setattr(models.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(models.torch.cuda, "mem_get_info", lambda: (10**9, 24 * 10**9))
@@ -250,9 +283,8 @@ def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(monkeypatch
     assert dtype("float32", 7e9) == "bfloat16"
     assert dtype("float32", 1e9, "float16") == "float16"
     assert dtype("float32", 7e9, device="cpu") == "auto"  # the parent has chosen it
-    monkeypatch.setattr(models.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceError, match="no CUDA device"):
-        models.load_model({**MACHINE, "device": "cuda"})
+    with pytest.raises(DeviceError, match="does not fit in this machine's memory"):
+        dtype("bfloat16", 13e9)
 
 
 def cut(backend: str, longest: int, of: int) -> tuple[int, int]:
