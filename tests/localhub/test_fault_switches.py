@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
+from contextlib import closing
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from huggingface_hub import HfApi
+from processes import until
 from raw_requests import commit_files, exchange, whole
 
 from hubmerge.errors import HubUnavailableError
@@ -42,25 +46,27 @@ def path(ada: HfApi, name: str) -> str:
     return f"/{name}/resolve/main/file.bin"
 
 
-def test_without_the_option_there_is_no_such_route(local_hub: LocalHubProcess) -> None:
-    for method in ("GET", "POST", "DELETE"):
-        assert whole(local_hub, method, ADMIN_PATH, b'{"path": "x", "fault": {"kind": "observe"}}').status == 404
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+def test_without_the_option_there_is_no_such_route(local_hub: LocalHubProcess, method: str) -> None:
+    answer = whole(local_hub, method, ADMIN_PATH, b'{"path": "x", "fault": {"kind": "observe"}}')
+    assert answer.status == 404
     with pytest.raises(HubUnavailableError, match="--faults"):
         FaultSwitch(local_hub.endpoint).states()
 
 
 GOOD: dict[str, Any] = {"path": "/x", "fault": {"kind": "reset", "at": 5}}
 WRONG = (
-    *({"surprise": 1}, {"path": "("}, {"methods": ["get"]}, {"skip": -1}, {"times": 0}, {"fault": {"kind": "x"}}),
-    *({"fault": {"kind": "reset", "at": -1}}, {"fault": {"kind": "status", "status": 200}}),
+    *({"surprise": 1}, {"path": "("}, {"methods": ["get"]}, {"methods": "GET"}, {"skip": -1}, {"times": 0}),
+    *({"times": True}, {"times": "1"}),
 )
 
 
 def test_a_rule_that_is_none_is_refused_and_changes_nothing(faulty_hub: LocalHubProcess, switch: FaultSwitch) -> None:
     switch.add("/other", Observe())
     before = switch.states()
-    bodies = [json.dumps({**GOOD, **change}).encode() for change in WRONG]
-    for body in (b"", b"null", b"\xff", b"[" * 100_000, b'{"path": "/x"}', *bodies):
+    faults = [{"fault": {"kind": kind, **more}} for kind, wrong in FAULTS.items() for more in wrong]
+    bodies = [json.dumps({**GOOD, **change}).encode() for change in (*WRONG, *faults)]
+    for body in (b"", b"null", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"path": "/x"}', *bodies):
         answer = whole(faulty_hub, "POST", ADMIN_PATH, body, Content_Type="application/json")
         assert answer.status == 400, body[:200]
     assert switch.states() == before
@@ -94,7 +100,7 @@ def test_rules_are_counted_skipped_and_used_up_each_for_itself(
     assert switch.states() == ()
 
 
-@pytest.mark.parametrize("at", [0, 70_000])
+@pytest.mark.parametrize("at", [0, 1, 70_000, 999_999])
 def test_a_reset_delivers_the_bytes_before_it_and_no_more(
     faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, at: int
 ) -> None:
@@ -161,3 +167,72 @@ def test_several_faults_of_one_request_all_apply(faulty_hub: LocalHubProcess, sw
     assert answer.body == CONTENT[:3] + bytes([CONTENT[3] ^ 0xFF]) + CONTENT[4:100]
     switch.add("/resolve/", WrongByte(at=53, mask=1))  # of the file, not of the range
     assert whole(faulty_hub, "GET", path, Range="bytes=50-53").body == CONTENT[50:53] + bytes([CONTENT[53] ^ 1])
+
+
+FAULTS = {
+    "earthquake": ({},),
+    "reset": ({}, {"at": -1}, {"at": 1.5}, {"at": 1, "of": "mind"}),
+    "delay": ({"seconds": -1}, {"seconds": float("nan")}),
+    "status": ({"status": 200}, {"status": 600}),
+    "wrong_byte": ({"at": 1, "mask": 0},),
+    "stale_head": ({"commits": 0},),
+}
+
+
+def test_a_range_is_answered_with_the_whole_file(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str) -> None:
+    switch.add("/resolve/", WholeFile())
+    answer = whole(faulty_hub, "GET", path, Range="bytes=10-19")
+    assert (answer.status, answer.body) == (200, CONTENT)
+    assert whole(faulty_hub, "GET", path, Range="bytes=10-19").status == 206
+
+
+@pytest.mark.parametrize(("range_", "first"), [(None, 0), ("bytes=600000-600009", 600_000), ("bytes=0-9", 0)])
+def test_a_wrong_byte_stands_at_its_place_in_the_file(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, range_: str | None, first: int
+) -> None:
+    switch.add("/resolve/", WrongByte(at=600_003, mask=1))
+    body = whole(faulty_hub, "GET", path, **({"Range": range_} if range_ else {})).body
+    right = CONTENT[first : first + len(body)]
+    wrong = [first + i for i, (a, b) in enumerate(zip(body, right, strict=True)) if a != b]
+    assert wrong == ([600_003] if first + len(body) > 600_003 else [])
+    assert all(body[i - first] == CONTENT[i] ^ 1 for i in wrong)
+
+
+def test_a_refusal_carries_what_a_client_is_to_obey(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str):
+    fault = Status(status=429, retry_after="7", rate_limit_reset_s=9, message="slow dówn")
+    switch.add("/resolve/", fault)
+    answer = whole(faulty_hub, "GET", path)
+    assert answer.status == 429
+    assert (answer.headers["retry-after"], answer.headers["ratelimit"]) == ("7", '"api";r=0;t=9')
+    assert json.loads(answer.body)["error"] == "slow dówn"
+
+
+@pytest.mark.parametrize("fault", [Delay(seconds=600), Stall(at=70_000)], ids=lambda f: f.kind)
+def test_a_client_that_hangs_up_while_it_waits_is_counted(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, fault: Delay | Stall
+) -> None:
+    rule = switch.add("/resolve/", fault)
+    connection = http.client.HTTPConnection(faulty_hub.endpoint.removeprefix("http://"), timeout=30)
+    connection.request("GET", path)
+    if isinstance(fault, Stall):
+        assert connection.getresponse().read(70_000) == CONTENT[:70_000]
+    until(lambda: switch.state(rule).fired)
+    assert switch.state(rule).left == 0
+    connection.close()
+    until(lambda: switch.state(rule).left == 1)  # which the server takes a moment to see
+    assert whole(faulty_hub, "GET", path).body == CONTENT
+
+
+def test_a_stale_answer_is_the_only_one_on_a_connection_that_the_server_made_wait(
+    faulty_hub: LocalHubProcess, ada: HfApi, switch: FaultSwitch, path: str, name: str
+) -> None:
+    rule = switch.add("/preupload/", StaleHead())
+    address = urlsplit(faulty_hub.endpoint).netloc
+    headers = {"Authorization": f"Bearer {faulty_hub.tokens['ada']}", "Content-Type": "application/json"}
+    files = [{"path": f"{n}.txt", "size": 1, "sample": ""} for n in range(5000)]  # more than the server takes ahead
+    with closing(http.client.HTTPConnection(address, timeout=30)) as connection:
+        connection.request("POST", f"/api/models/{name}/preupload/main", json.dumps({"files": files}), headers)
+        connection.getresponse().read()
+        assert switch.state(rule).fired == 1
+        connection.request("GET", f"/api/models/{name}", headers=headers)
+        assert json.loads(connection.getresponse().read())["sha"] == ada.list_repo_commits(name)[0].commit_id

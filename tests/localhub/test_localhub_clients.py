@@ -55,6 +55,7 @@ assert get_dataset_split_names({rows!r}, "default") == ["train", "test"]
 
 
 def test_an_address_that_is_not_served_is_told_from_a_mistake_in_a_name(local_hub: LocalHubProcess) -> None:
-    answer = get_session().get(f"{local_hub.endpoint}/api/jobs/ada")
-    assert (answer.status_code, "x-error-code" in answer.headers) == (404, False)
-    assert "serves nothing at this address" in answer.headers["x-error-message"]
+    for path in ("/api/jobs/ada", "/ada/x.git/info/refs?service=git-receive-pack", "/api/settings/x", "/a/b/c/d"):
+        answer = get_session().get(local_hub.endpoint + path)
+        assert (answer.status_code, "x-error-code" in answer.headers) == (404, False)
+        assert "serves nothing at this address" in answer.headers["x-error-message"]

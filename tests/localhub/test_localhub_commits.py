@@ -13,9 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
 from raw_requests import ask, batch, commit_files, header, large, post_commit, regular, status_of
 
-from localhub.http_errors import HubError
 from localhub.process import LocalHubProcess
-from localhub.tree import check_path
 
 
 def contents(api: HfApi, repo: str, path: str, revision: str = "main") -> bytes:
@@ -61,35 +59,41 @@ def test_operations_apply_in_their_order(ada: HfApi, repo: str) -> None:
     assert ada.list_repo_commits(repo)[0].message == "with a body"
 
 
-def test_a_path_that_leaves_the_repo_is_refused_with_422(ada: HfApi, repo: str) -> None:
+@pytest.mark.parametrize(
+    "path",
     # each would leave the repo, or the folder that it is unpacked to, on one platform or another
-    outside = ["../x", "..\\x", "/etc/passwd", "a/../../x", "a//b", "", "a/.", ".git/config", "a/.GIT/x", "C:\\x"]
-    for path in (*outside, "\\\\h\\x", "nul\0", "line\nbreak", "x" * 1001):
-        with pytest.raises(HubError) as refused:
-            check_path(path)
-        assert refused.value.status == 422
+    [
+        *["../x", "..\\x", "/etc/passwd", "a/../../x", "a//b", "", ".", "a/.", ".git/config", "a/.GIT/x", "C:\\x"],
+        *["\\\\h\\x", "nul\0", "line\nbreak", "x" * 1001],
+    ],
+)
+def test_a_path_that_leaves_the_repo_is_refused_with_422(ada: HfApi, repo: str, path: str) -> None:
     head = ada.model_info(repo).sha
-    assert post_commit(ada, repo, header(), regular("fine.txt"), regular("../x")).status_code == 422
+    assert post_commit(ada, repo, header(), regular("fine.txt"), regular(path)).status_code == 422
     assert ada.model_info(repo).sha == head
-    sizes = {"files": [{"path": "../x", "sample": "", "size": 1}]}
+    sizes = {"files": [{"path": path, "sample": "", "size": 1}]}
     assert ask(ada, "POST", f"/api/models/{repo}/preupload/main", json=sizes).status_code == 422
 
 
-def test_a_malformed_commit_changes_nothing(ada: HfApi, repo: str) -> None:
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ([regular("a")], 400),  # no header
+        ([header(), {"key": "unknown", "value": {"path": "a"}}], 400),
+        ([header(), ["not", "an", "object"]], 400),
+        ([header(), {"key": "file", "value": {"path": "a", "content": "%%%", "encoding": "base64"}}], 400),
+        ([header(), {"key": "file", "value": {"path": "a\ud800", "content": "", "encoding": "base64"}}], 400),
+        ([header(), {"key": "file", "value": {"path": 7, "content": ""}}], 400),
+        ([header(), large("a", "0" * 64, 1)], 422),
+        ([header(), large("a", "../../x", 1)], 422),
+        ([header(), {"key": "deletedFile", "value": {"path": "missing"}}], 404),
+        ([header(), regular("a"), regular("a/b")], 422),
+        ([header(summary=None), regular("a")], 400),
+    ],
+)
+def test_a_malformed_commit_changes_nothing(ada: HfApi, repo: str, lines: list[object], code: int) -> None:
     head = ada.model_info(repo).sha
-    for code, *lines in (
-        (400, regular("a")),  # no header
-        (400, header(), {"key": "unknown", "value": {"path": "a"}}),
-        (400, header(), ["not", "an", "object"]),
-        (400, header(), {"key": "file", "value": {"path": "a", "content": "%%%", "encoding": "base64"}}),
-        (400, header(), {"key": "file", "value": {"path": "a\ud800", "content": "", "encoding": "base64"}}),
-        (400, header(summary=None), regular("a")),
-        (422, header(), large("a", "0" * 64, 1)),
-        (422, header(), large("a", "../../x", 1)),
-        (404, header(), {"key": "deletedFile", "value": {"path": "missing"}}),
-        (422, header(), regular("a"), regular("a/b")),
-    ):
-        assert post_commit(ada, repo, *lines).status_code == code, lines
+    assert post_commit(ada, repo, *lines).status_code == code
     assert ada.model_info(repo).sha == head
 
 

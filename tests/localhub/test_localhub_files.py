@@ -8,9 +8,11 @@ from random import Random
 
 import pytest
 from huggingface_hub import HfApi
+from huggingface_hub.errors import RevisionNotFoundError
 from huggingface_hub.utils import get_session
 from raw_requests import commit_files
 
+from localhub.process import LocalHubProcess
 from localhub.store import Store
 from localhub.tree import MAIN, File, Message, Trees
 
@@ -48,8 +50,12 @@ def test_head_tells_commit_digest_and_size(ada: HfApi, filled: str) -> None:
     [
         ("a.svg", "image/svg+xml"),
         ("a.html", "text/plain; charset=utf-8"),
+        ("a.xhtml", "text/plain; charset=utf-8"),
         ("a.mht", "application/octet-stream"),  # a web page, too
+        ("a.swf", "application/octet-stream"),
         ("a.safetensors", "application/octet-stream"),
+        ("a.png", "image/png"),
+        ("config.json", "application/json"),
     ],
 )
 def test_a_browser_is_told_a_few_harmless_types_and_runs_nothing(ada: HfApi, repo: str, name: str, served: str) -> None:
@@ -97,3 +103,12 @@ def test_every_commit_of_a_long_history_reads_the_same_after_a_restart(tmp_path:
         assert all(entry.commit == shas[entry.size] for entry in read.at(1, sha).values())
     assert [commit.sha for commit in read.history(1, shas[-1])] == shas[::-1]
     store.close()
+
+
+def test_a_revision_that_ends_in_a_space_is_missing_as_any_other(ada: HfApi, repo: str) -> None:
+    with pytest.raises(RevisionNotFoundError):
+        ada.model_info(repo, revision="main ")  # which stands at the end of a header
+
+
+def test_a_browser_that_asks_for_an_icon_gets_no_error(local_hub: LocalHubProcess) -> None:
+    assert get_session().get(f"{local_hub.endpoint}/favicon.ico").status_code == 204

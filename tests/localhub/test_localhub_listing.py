@@ -100,3 +100,30 @@ def test_a_search_of_too_many_words_or_by_unknown_facts_is_refused(ada: HfApi) -
     ):
         with pytest.raises(HfHubHTTPError, match=told):
             list(ada.list_models(**query))
+
+
+def test_datasets_are_listed_by_their_own_tags(ada: HfApi, fresh) -> None:
+    name = fresh()
+    ada.create_repo(f"zoo/{name}", repo_type="dataset")
+    card = "---\nlicense: mit\nlanguage: en\ntask_categories: [text-generation]\nmultilinguality: monolingual\n---\n"
+    ada.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id=f"zoo/{name}", repo_type="dataset")
+    own = {"task_categories": "text-generation", "language": "en", "multilinguality": "monolingual"}
+    assert [found.id for found in ada.list_datasets(search=name, filter="license:mit", **own)] == [f"zoo/{name}"]
+    assert list(ada.list_datasets(search=name, filter="license:apache-2.0")) == []
+
+
+def test_only_what_was_asked_for_is_expanded(ada: HfApi, repo: str) -> None:
+    info = ada.model_info(repo, expand=["likes", "sha"])
+    assert (info.likes, len(info.sha), info.tags, info.siblings) == (0, 40, None, None)
+    (listed,) = ada.list_models(search=repo.partition("/")[2], author="ada", expand=["tags", "siblings"], limit=1)
+    assert listed.tags == ["region:us"]
+    assert [sibling.rfilename for sibling in listed.siblings] == [".gitattributes"]
+
+
+def test_filters_that_need_unknown_facts_are_refused_not_ignored(ada: HfApi) -> None:
+    for query in ({"inference": "warm"}, {"num_parameters": "min:6B"}, {"apps": "ollama"}):
+        with pytest.raises(HfHubHTTPError, match="cannot filter by"):
+            list(ada.list_models(**query))
+    for query in ({"models": "zoo/base"}, {"datasets": "zoo/held-out"}, {"linked": True}):
+        with pytest.raises(HfHubHTTPError, match="cannot filter by"):
+            list(ada.list_spaces(**query))

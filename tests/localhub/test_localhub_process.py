@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import http.client
 import json
 import os
 import signal
@@ -9,7 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 import psutil
@@ -17,11 +21,10 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
 from processes import ROOT, printed_by
-from raw_requests import ask, commit_files, header, large, post_commit, regular, status_of, upload, whole
+from raw_requests import ask, batch, commit_files, header, large, post_commit, regular, status_of, upload, whole
 
 from hubmerge.errors import HubUnavailableError, SourceNotFoundError
 from localhub.process import LocalHubProcess
-from localhub.server import serve
 from localhub.users import load_users
 
 
@@ -114,10 +117,13 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> Non
     assert (process.returncode, errors) == (0, "")
 
 
-def test_a_taken_port_is_named(tmp_path: Path) -> None:
-    refused = pytest.raises(HubUnavailableError, match="the port is not free")
-    with socket.create_server(("127.0.0.1", 0)) as taken, refused:
-        serve(taken.getsockname()[1], tmp_path / "data")
+def test_a_taken_port_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(HubUnavailableError):
+            LocalHubProcess(tmp_path / "data", port=taken.getsockname()[1]).start()
+    assert "the port is not free" in capfd.readouterr().err
 
 
 def test_a_users_file_replaces_the_default_users(lab: LocalHubProcess, tmp_path: Path) -> None:
@@ -129,9 +135,15 @@ def test_a_users_file_replaces_the_default_users(lab: LocalHubProcess, tmp_path:
     assert eve.model_info(repo).private
     assert status_of(eve.create_branch, repo, branch="x") == 403
     assert status_of(HfApi(lab.endpoint, token=False).model_info, repo) == 401
-    (tmp_path / "users.json").write_text('{"users": "nobody"}')
-    with pytest.raises(SourceNotFoundError, match="users file cannot be used"):
-        load_users(tmp_path / "users.json")
+    oauth = {"client_id": "app", "client_secret": "a-long-secret"}
+    for wrong, named in (
+        ({"users": "nobody"}, "users"),
+        ({"users": [], "oauth": {**oauth, "scopes": ["contribute-repos"]}}, r"oauth\.scopes"),
+        ({"users": [], "oauth": {**oauth, "expiration_minutes": 0}}, r"oauth\.expiration_minutes"),
+    ):
+        (tmp_path / "users.json").write_text(json.dumps(wrong))
+        with pytest.raises(SourceNotFoundError, match=rf"users file cannot be used.*{named}"):
+            load_users(tmp_path / "users.json")
 
 
 def test_the_server_imports_nothing_heavy_and_listens_on_loopback_only(local_hub: LocalHubProcess) -> None:
@@ -155,3 +167,58 @@ def test_no_request_reads_files_outside_the_data_folder(local_hub: LocalHubProce
             assert whole(local_hub, "GET", prefix + path).status in (404, 405)
     for name in ("..%2F..%2Fx", "unknown"):
         assert whole(local_hub, "PUT", f"/lfs-uploads/1/{name}", b"x").status == 404
+
+
+def test_a_kill_during_an_upload_leaves_the_old_head(tmp_path: Path) -> None:
+    content = os.urandom(1 << 20) * 8
+    digest = hashlib.sha256(content).hexdigest()
+    with LocalHubProcess(tmp_path / "data") as hub:
+        ada = api_of(hub)
+        repo = ada.create_repo("ada/half").repo_id
+        head = ada.upload_file(path_or_fileobj=b"old", path_in_repo="w.bin", repo_id=repo).oid
+        target = urlsplit(batch(ada, repo, digest, len(content))["actions"]["upload"]["href"])
+        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
+        connection.putrequest("PUT", target.path)
+        connection.putheader("Content-Length", str(len(content)))
+        connection.endheaders()
+        connection.send(content[: len(content) // 2])
+        temporary = tmp_path / "data" / "tmp"
+        while not any(path.stat().st_size for path in temporary.iterdir()):
+            time.sleep(0.01)  # the first half is under way
+        hub.kill()
+        connection.close()
+        hub.start()
+        ada = api_of(hub)
+        assert ada.model_info(repo).sha == head
+        path = ada.hf_hub_download(repo, "w.bin", cache_dir=tmp_path / "cache")
+        assert Path(path).read_bytes() == b"old"
+        assert list(temporary.iterdir()) == []
+        oid = ada.upload_file(path_or_fileobj=content, path_in_repo="w.bin", repo_id=repo).oid
+        assert ada.model_info(repo).sha == oid
+
+
+def test_one_folder_serves_one_hub_at_a_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with LocalHubProcess(tmp_path / "data"), pytest.raises(HubUnavailableError):
+        LocalHubProcess(tmp_path / "data").start()
+    assert "another local Hub uses this data folder" in capfd.readouterr().err
+    with LocalHubProcess(tmp_path / "data") as hub:
+        assert api_of(hub).whoami()["name"] == "ada"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/api/repos/create", b'{"name": 7}'),
+        ("POST", "/api/settings/webhooks", b'{"url": "http://127.0.0.1:1/", "watched": [{"type": "x", "name": "y"}]}'),
+        *(("GET", f"/api/models?{query}", b"") for query in ("limit=-1", f"limit={'9' * 22}", "sort=nonsense")),
+        ("PATCH", "/api/models", b""),
+        ("GET", "/%ff%fe", b""),
+    ],
+)
+def test_a_malformed_request_is_refused_and_breaks_nothing(
+    local_hub: LocalHubProcess, ada: HfApi, repo: str, method: str, path: str, body: bytes
+) -> None:
+    bearer = f"Bearer {ada.token}"
+    answer = whole(local_hub, method, path, body, Authorization=bearer)
+    assert 400 <= answer.status < 500
+    assert ada.model_info(repo).id == repo

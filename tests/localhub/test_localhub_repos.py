@@ -119,3 +119,26 @@ def test_nobody_else_edits_a_comment(ada: HfApi, bob: HfApi, carol: HfApi, repo:
         assert status_of(api.edit_discussion_comment, repo, talk.num, said.id, "other words") == 403
     events = ada.get_discussion_details(repo, talk.num).events
     assert [event.content for event in events if isinstance(event, DiscussionComment)][1] == "an answer"
+
+
+def test_a_client_may_say_private_instead_of_a_visibility(ada: HfApi, nobody: HfApi, repo: str) -> None:
+    def settings(**asked: object) -> dict[str, object]:
+        answer = ask(ada, "PUT", f"/api/models/{repo}/settings", json=asked)
+        assert answer.status_code == 200
+        return dict(answer.json())
+
+    assert settings(private=True) == {"visibility": "private", "private": True, "gated": False}
+    with pytest.raises(RepositoryNotFoundError):
+        nobody.model_info(repo)
+    assert settings(gated="manual") == {"visibility": "private", "private": True, "gated": "manual"}
+    assert settings(private=False) == {"visibility": "public", "private": False, "gated": "manual"}
+    assert nobody.model_info(repo).gated == "manual"
+    settings(private=True)
+    assert settings(private=None, gated="auto") == {"visibility": "private", "private": True, "gated": "auto"}
+
+
+@pytest.mark.parametrize("kept", ["space_secrets", "space_variables"])
+def test_what_a_space_could_not_keep_is_refused_and_no_space_is_made(ada: HfApi, fresh: Fresh, kept: str) -> None:
+    space, values = f"ada/{fresh()}", {kept: [{"key": "K", "value": "v"}]}
+    assert status_of(ada.create_repo, space, repo_type="space", space_sdk="gradio", **values) == 400
+    assert not ada.repo_exists(space, repo_type="space")

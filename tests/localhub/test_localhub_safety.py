@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import inspect
 import io
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -93,16 +96,25 @@ def test_a_folder_of_a_hub_is_emptied_of_unfinished_uploads_alone(tmp_path: Path
     assert (tmp_path / "hub" / "mine.txt").exists()
 
 
-@pytest.mark.parametrize("spoil", ["a link as tmp", "no database"])
-def test_a_data_folder_that_cannot_be_used_is_refused_with_the_reason(tmp_path: Path, spoil: str) -> None:
-    data = tmp_path / "hub"
+@pytest.mark.parametrize("spoil", ["a link as tmp", "no database", "a folder as database", "no locks"])
+def test_a_data_folder_that_cannot_be_used_is_refused_with_the_reason(
+    tmp_path: Path, spoil: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, database = tmp_path / "hub", tmp_path / "hub" / "hub.sqlite3"
     Store(data).close()
-    if spoil == "a link as tmp":
+    if spoil == "no locks":  # as some network disks
+
+        def flock(*given: object) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+    elif spoil == "a link as tmp":
         (data / "tmp").rename(tmp_path / "elsewhere")
         (data / "tmp").symlink_to(tmp_path / "elsewhere")
     else:
-        (data / "hub.sqlite3").write_text("a text, not a database")
-    with pytest.raises(HubUnavailableError, match=r"data folder cannot be used in .*/hub: got .*(database|/tmp)"):
+        database.unlink()
+        database.write_text("a text, not a database") if spoil == "no database" else database.mkdir()
+    with pytest.raises(HubUnavailableError, match=r"data folder cannot be used in .*/hub: got .*(database|/tmp|locks)"):
         Store(data)
 
 
@@ -120,17 +132,23 @@ def test_one_folder_serves_one_hub_at_a_time(tmp_path: Path) -> None:
 def test_one_card_does_not_stop_the_listings(ada: HfApi, repo: str) -> None:
     card = b"---\nscore: .nan\n2024-01-01: x\nnested: {2024-01-01: .inf}\nmodel-index: [{name: .nan}]\n---\n"
     assert post_commit(ada, repo, header(), regular("README.md", card)).status_code == 200
-    for query in ("full=1&cardData=1", "expand=cardData&expand=model-index"):
+    for query in ("full=1&cardData=1", "expand=cardData&expand=model-index", "author=ada&full=1&config=1"):
         assert ask(ada, "GET", f"/api/models?{query}").status_code == 200
     assert ask(ada, "GET", f"/api/models/{repo}").json()["cardData"]["nested"] == {"2024-01-01": None}
 
 
-def test_one_config_does_not_stop_the_listings(ada: HfApi, repo: str) -> None:
-    deep = b'{"architectures": ["a", ' + b"[" * 900 + b"]" * 900 + b"]}"
-    for config in (b'{"architectures": ["a", {"b": 1e999}]}', b'{"model_type": "\\ud800"}', deep):
-        assert post_commit(ada, repo, header(), regular("config.json", config)).status_code == 200
-        for query in ("?config=1&full=1", f"/{repo}", "?expand=config&expand=tags"):
-            assert ask(ada, "GET", f"/api/models{query}").status_code == 200
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(b'{"architectures": [NaN]}', b'{"architectures": ["a", {"b": 1e999}]}', b'{"architectures": ["\\ud800"]}'),
+        *(b'{"model_type": "\\ud800"}', b'{"architectures": ["a", ' + b"[" * 900 + b"]" * 900 + b"]}"),
+    ],
+    ids=["no number", "an infinity inside", "half a character", "half a character as a tag", "deep"],
+)
+def test_one_config_does_not_stop_the_listings(ada: HfApi, repo: str, config: bytes) -> None:
+    assert post_commit(ada, repo, header(), regular("config.json", config)).status_code == 200
+    for query in ("?config=1&full=1", f"/{repo}", "?expand=config&expand=tags"):
+        assert ask(ada, "GET", f"/api/models{query}").status_code == 200
 
 
 def test_one_preupload_does_not_stop_the_hub(ada: HfApi, repo: str) -> None:
@@ -337,3 +355,20 @@ def test_no_address_is_a_fault_of_the_server(client: TestClient) -> None:
                 assert client.get(path, follow_redirects=False).status_code < 500, path
                 strange_repo = path.replace("ada/repo", f"{part}/{part}")
                 assert client.get(strange_repo, follow_redirects=False).status_code < 500, strange_repo
+
+
+def test_a_commit_s_id_means_the_commit_whatever_a_branch_is_called(hub: Hub, tmp_path: Path) -> None:
+    first = hub.trees.resolve(1, "main")
+    (tmp_path / "files" / "a.txt").write_text("second")
+    second = seed_folder(hub, "ada/repo", "model", tmp_path / "files", author="ada", message="second")
+    # as a folder of an earlier version may hold it
+    hub.store.change("INSERT INTO refs VALUES (1, ?, ?, NULL)", f"refs/heads/{first}", second)
+    assert hub.trees.resolve(1, first) == first
+
+
+@pytest.mark.parametrize(
+    "value", ["bytes=99999999999999999999999-", "bytes=-", "x", "bytes=1-0", "bytes=0-0,5-9", "bytes=-0"]
+)
+def test_no_range_is_a_fault_of_the_server(client: TestClient, value: str) -> None:
+    answer = client.get("/ada/repo/resolve/main/a.txt", headers={"Range": value})
+    assert answer.status_code in (200, 206, 400, 416)

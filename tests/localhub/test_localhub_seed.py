@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 from processes import ROOT, printed_by
+from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError, SourceNotFoundError
+from hubmerge.evaluation.tasks import registry
 from localhub.access import find_repo
 from localhub.process import LocalHubProcess
 from localhub.protocol import open_hub
 from localhub.seed import DATASETS, MIRROR, ZOO_MODELS, seed_datasets, seed_folder, seed_zoo, with_mirrors
+from localhub.server import app_of
 from localhub.users import Org, User, default_users
 
 CARD = "---\nlicense: apache-2.0\nbase_model: zoo/base\nbase_model_relation: finetune\n---\n# {}\n"
@@ -133,3 +136,56 @@ def test_the_mirrors_give_nobody_new_rights() -> None:
     taken = users.model_copy(update={"orgs": (*users.orgs, Org(name="openai", members={"bob": "admin"}))})
     assert [org for org in with_mirrors(taken).orgs if org.name == "openai"] == [taken.orgs[-1]]
     assert isinstance(known.user(MIRROR), User)
+
+
+def test_a_seeded_hub_reads_like_one_that_was_uploaded_to(tmp_path: Path, zoo: Path) -> None:
+    hub = open_hub(tmp_path / "data")
+    heads = seed_zoo(hub, zoo)
+    hub.store.close()
+    with LocalHubProcess(tmp_path / "data") as process:
+        api = HfApi(process.endpoint, token=process.tokens["ada"])
+        agents = {model.id for model in api.list_models(filter="base_model:finetune:zoo/base", author="zoo")}
+        assert agents == set(ZOO_MODELS)
+        assert api.model_info("zoo/math-agent").sha == heads["zoo/math-agent"]
+        folder = Path(api.snapshot_download("zoo/math-agent", cache_dir=tmp_path / "cache"))
+        assert (folder / "model.safetensors").read_bytes() == b"\0weights of math"
+        assert not (folder / ".hidden").exists()
+        assert api.get_paths_info("zoo/math-agent", "model.safetensors")[0].lfs is not None
+        held_out = sorted(api.list_repo_files("zoo/held-out", repo_type="dataset"))
+        assert held_out == [".gitattributes", "README.md", "math.jsonl"]
+        # What the seed stored can be built upon.
+        api.upload_file(path_or_fileobj=b"\0new", path_in_repo="model.safetensors", repo_id="zoo/math-agent")
+
+
+def test_a_folder_was_last_changed_by_the_latest_commit_to_it_though_all_have_one_date(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    (folder / "rows").mkdir(parents=True)
+    (folder / "rows" / "a.txt").write_text("kept")
+    hub = open_hub(tmp_path / "data")
+    for text in ("first", "second"):
+        (folder / "rows" / "b.txt").write_text(text)
+        seed_folder(hub, "ada/rows", "dataset", folder, author="ada", message=text, stable=True)
+    with TestClient(app_of(hub), base_url="http://127.0.0.1") as client:
+        entries = client.get("/api/datasets/ada/rows/tree/main?recursive=true&expand=true").json()
+    titles = {entry["path"]: entry["lastCommit"]["title"] for entry in entries}
+    titles.pop(".gitattributes")
+    assert titles == {"rows": "second", "rows/a.txt": "first", "rows/b.txt": "second"}
+
+
+def test_the_questions_to_calibrate_with_are_the_rows_to_choose_by() -> None:
+    parts = [(EXAMPLES / "zoo" / "eval" / f"dev_{name}.jsonl").read_bytes() for name in ("math", "tool", "mem")]
+    assert (EXAMPLES / "datasets" / "questions" / "train.jsonl").read_bytes() == b"".join(parts)
+
+
+CALIBRATION = "zoo/questions"
+
+
+@pytest.mark.slow
+def test_every_dataset_has_a_card_a_license_and_a_use(zoo_hub: LocalHubProcess) -> None:
+    api = HfApi(zoo_hub.endpoint, token=False)
+    repos = {task.rows.repo for task in registry().values()}
+    for repo, (folder, _) in DATASETS.items():
+        info = api.dataset_info(repo)
+        assert info.card_data.license
+        assert (EXAMPLES / "datasets" / folder / "LICENSE").is_file()
+        assert repo in repos or repo == CALIBRATION

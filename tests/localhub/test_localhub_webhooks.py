@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sqlite3
 from pathlib import Path
 from queue import Empty
@@ -16,6 +17,7 @@ from raw_requests import ask, status_of
 from starlette.testclient import TestClient
 
 from localhub import webhooks
+from localhub.process import LocalHubProcess
 from localhub.protocol import open_hub
 from localhub.repos import add_repo
 from localhub.server import app_of
@@ -144,9 +146,11 @@ def test_webhooks_belong_to_their_owner_and_keep_what_an_update_leaves_out(
     assert status_of(ada.get_webhook, hook.id) == 404
 
 
-def test_a_webhook_goes_to_http_urls_only(ada: HfApi) -> None:
-    for url in ("file:///etc/passwd", "gopher://127.0.0.1/", "http://", "http://[", "nonsense"):
-        assert status_of(ada.create_webhook, url=url, watched=[{"type": "user", "name": "ada"}]) == 400
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/", "http://", "http://[", "nonsense"]
+)
+def test_a_webhook_goes_to_http_urls_only(ada: HfApi, url: str) -> None:
+    assert status_of(ada.create_webhook, url=url, watched=[{"type": "user", "name": "ada"}]) == 400
 
 
 def test_what_a_hub_still_owed_is_delivered_after_its_restart(tmp_path: Path, receiver) -> None:
@@ -158,3 +162,45 @@ def test_what_a_hub_still_owed_is_delivered_after_its_restart(tmp_path: Path, re
     hub.store.close()
     with TestClient(app_of(open_hub(tmp_path))):
         assert json.loads(receiver.next().body)["repo"]["name"] == "bob/owed"
+
+
+def test_a_pause_begins_when_an_attempt_has_ended_and_a_stop_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sent, pauses = [0.0], list[str](), list[float]()
+
+    def slowly(url: str, *_: object) -> tuple[int, None]:
+        clock[0] += webhooks.TIMEOUT_S
+        sent.append(url)
+        if url == "last":
+            worker._stopping.set()
+        return 500, None
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        rows[:] = [{**rows[0], "webhook": name, "url": name} for name in ("last", "never")]
+
+    rows: list[dict[str, Any]] = [{"id": 1, "webhook": "a", "url": "a", "secret": None, "payload": "", "attempts": 0}]
+    store = Mock(rows=Mock(return_value=rows), deliveries_ready=Mock(wait=pause))
+    monkeypatch.setattr(webhooks, "send", slowly)
+    monkeypatch.setattr(webhooks, "time", Mock(monotonic=lambda: clock[0]))
+    worker = webhooks.DeliveryWorker(store)
+    worker._run()
+    assert (pauses, sent) == ([webhooks.RETRY_AFTER_S[0]], ["a", "last"])
+
+
+@pytest.mark.slow
+def test_what_a_killed_hub_still_owed_is_delivered_after_its_restart(tmp_path, receiver) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nobody_listens = f"http://127.0.0.1:{unused.getsockname()[1]}/"
+    with LocalHubProcess(tmp_path / "data") as hub:
+        api = HfApi(hub.endpoint, token=hub.tokens["bob"])
+        repo = api.create_repo("bob/owed").repo_id
+        hook = api.create_webhook(url=nobody_listens, watched=[{"type": "model", "name": repo}], domains=["repo"])
+        sha = api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo).oid
+        until(lambda: deliveries(api, hook.id)[0]["attempts"] >= 1)
+        assert deliveries(api, hook.id)[0]["state"] == "pending"
+        hub.kill()
+        hub.start()
+        api = HfApi(hub.endpoint, token=hub.tokens["bob"])
+        api.update_webhook(hook.id, url=receiver.url)
+        assert json.loads(receiver.next().body)["updatedRefs"][0]["newSha"] == sha

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from huggingface_hub import HfApi
 from processes import ROOT, as_ada, printed_by
 from raw_requests import ask, header, large, post_commit
@@ -43,14 +44,14 @@ def committed(api: HfApi, repo: str, sha256: str) -> Any:
     return post_commit(api, repo, header(), large("b.safetensors", sha256, 1))
 
 
+@pytest.mark.parametrize("home", ["home", "/dev/null"])  # the other cannot be written, as in many containers
 def test_a_merge_is_published_through_xet_and_its_result_stands_alone(
-    local_hub: LocalHubProcess, ada: HfApi, fresh: Callable[[], str], tmp_path: Path
+    local_hub: LocalHubProcess, ada: HfApi, fresh: Callable[[], str], tmp_path: Path, home: str
 ) -> None:
     target, base, *agents = f"ada/{fresh()}", *(str(ROOT / "examples" / "zoo" / n) for n in ("base", "math", "tool"))
     (tmp_path / "recipe.yaml").write_text(json.dumps({"base": base, "agents": agents, "method": "ram"}))
     command = ["run", str(tmp_path / "recipe.yaml"), "--to", target, "--json"]
-    # a home that cannot be written, as in many containers
-    said = json.loads(through_xet(RUN, local_hub, tmp_path, *command, home="/dev/null"))
+    said = json.loads(through_xet(RUN, local_hub, tmp_path, *command, home=home))
     assert said["published"][0]["repo"] == target
     report = Path(ada.hf_hub_download(target, "hubmerge.json", local_dir=tmp_path)).read_text()
     [shard] = ada.get_paths_info(target, "model.safetensors")
