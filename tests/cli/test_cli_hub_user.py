@@ -71,6 +71,7 @@ def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path: Path) -
     (tmp_path / "home" / "token").write_text("hf_of_the_home\n")
     for variables, token in (
         ({"HF_TOKEN": "hf_of_a_variable", "HF_HOME": str(tmp_path / "home")}, "hf_of_a_variable"),
+        ({"HUGGING_FACE_HUB_TOKEN": "hf_of_the_old_one"}, "hf_of_the_old_one"),
         ({"HF_TOKEN_PATH": str(tmp_path / "elsewhere")}, "hf_of_a_path"),
         ({"HF_HOME": str(tmp_path / "home")}, "hf_of_the_home"),
         ({"HF_HOME": str(tmp_path)}, "None"),
@@ -78,18 +79,21 @@ def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path: Path) -
         assert printed_by(code, **variables) == f"{token}\n", variables
 
 
-def test_a_job_of_a_ci_service_that_gets_no_token_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given", [{}, {"HF_OIDC_ID_TOKEN": "canary"}], ids=["no id token", "an answer in trouble"])
+def test_a_job_of_a_ci_service_that_gets_no_token_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
     """Trusted Publishers: the client exchanges the service's token for one of the Hub, or raises an error."""
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GITHUB_ACTIONS"):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_ID_TOKEN", "GITHUB_ACTIONS"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in {"HF_OIDC_RESOURCE": "org/model", "HF_OIDC_ID_TOKEN": "canary"}.items():
+    for name, value in {"HF_OIDC_RESOURCE": "org/model", **given}.items():
         monkeypatch.setenv(name, value)
     with ScriptedHub({}) as server:
         server.bend = lambda request: error(503, message="down")
         monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
         with pytest.raises(HubmergeError, match="HF_OIDC_RESOURCE") as caught:
             hub_of_user(Settings(endpoint=DEFAULT_ENDPOINT)).whoami()
-    assert caught.value.retryable
+    assert caught.value.retryable == bool(given)
     assert "canary" not in str(caught.value)
 
 
@@ -153,10 +157,12 @@ def test_what_the_client_has_downloaded_is_not_fetched_again_and_stays_as_it_is(
     models.fetch()
     before = state(models.cache)
     assert json.loads(done("inspect", models.recipe, "--json").out)["download_bytes"] == 0
-    out = models.merged("cached", "--disk-budget", "0.00003", "--chunk-elements", "100")
-    assert fetched(out) == 0
-    assert not (out / ".hubmerge").exists()
-    assert weights(out) == weights(fresh)
+    for number, more in enumerate(([], ["--disk-budget", "0.00003"], ["--chunk-elements", "100", "--threads", "1"])):
+        out = models.merged(f"cached{number}", *more)
+        assert fetched(out) == 0
+        assert not (out / ".hubmerge").exists()
+        assert weights(out) == weights(fresh)
+    assert main(["probe", str(models.recipe)]) == 0
     assert state(models.cache) == before
 
 
@@ -232,9 +238,10 @@ def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches
     ("fetched", "told"),
     [
         (["config.json", "*.safetensors*"], "got it without README.md. Unset"),
+        (["config.json", "*.safetensors", "*.md"], "got it without model.safetensors.index.json. Unset"),
         (["config.json", "*.safetensors*", "*.md"], "HF_HUB_OFFLINE forbids the network in tokenizer"),
     ],
-    ids=["weights", "no tokenizer"],
+    ids=["weights", "shards", "no tokenizer"],
 )
 def test_offline_a_model_of_which_a_part_was_fetched_is_not_taken_for_the_whole(
     models: Models, monkeypatch: pytest.MonkeyPatch, refused: Refused, fetched: list[str], told: str

@@ -55,11 +55,11 @@ def test_a_job_is_found_however_many_the_bot_has_had_since(
     assert MINE[:12] in capsys.readouterr().out  # it is the newest again
 
 
+@pytest.mark.parametrize("named", ["ad", "a", "ff", THEIRS, ""], ids=["bob", "two", "none", "whole", "all"])
 def test_a_job_that_is_not_one_of_one_s_own_is_not_found_and_nothing_is_tried_again(
-    store: Store, refused: Refused
+    store: Store, named: str, refused: Refused
 ) -> None:
-    for named in ("a", "ff", THEIRS, ""):
-        assert "E_JOB: no single job of yours begins so" in refused("jobs", "--retry", "ab", named)
+    assert "E_JOB: no single job of yours begins so" in refused("jobs", "--retry", "ab", named)
     assert {store.get(id).state for id in (MINE, OTHER, THEIRS)} == {State.FAILED}
 
 
@@ -81,3 +81,11 @@ def test_a_folder_without_an_app_and_a_missing_token_are_named(
     monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "empty"))
     assert "E_SETTINGS: there are no jobs of an app" in refused("jobs")
     assert not (tmp_path / "empty").exists()
+
+
+def test_no_digits_name_no_job_even_where_there_is_one_alone(
+    store: Store, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "list_jobs", lambda self, **_: [self.get(MINE)])
+    assert "E_JOB: no single job of yours begins so" in refused("jobs", "--retry", "")
+    assert store.get(MINE).state is State.FAILED

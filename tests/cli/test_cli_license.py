@@ -120,12 +120,13 @@ def test_license_and_repo_of_a_publication_stand_on_the_card_and_in_the_manifest
     assert len(ada.list_repo_commits("ada/stated")) == 2
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
 def test_what_a_user_wrote_into_the_card_is_published_with_the_license(
-    merged: Path, ada: HfApi, fetched: Fetched, name: str
+    merged: Path, ada: HfApi, fetched: Fetched, name: str, end: str
 ) -> None:
     card = merged / "README.md"
     text = card.read_text().replace("## Parents", "Ask me before you use it.\n\n## Parents")
-    card.write_bytes(text.replace("\n", "\r\n").encode())
+    card.write_bytes(text.replace("\n", end).encode())
     assert main(["publish", str(merged), name, "--license", "other"]) == 0
     published = fetched(name, "README.md").decode()
     assert "Ask me before you use it." in published
@@ -155,3 +156,51 @@ def test_no_command_makes_a_private_parent_s_merge_public_unless_it_is_told_to(
     for command, visibility in ((publish, "private"), (run, "public")):
         assert main([*command, f"--{visibility}"]) == 0
         assert ada.repo_info(f"{name}-{command[0]}").private is (visibility == "private")
+
+
+def test_a_run_whose_merge_is_published_says_that_its_license_stays(
+    unlicensed: Path, ada: HfApi, fetched: Fetched, done: Done
+) -> None:
+    command = ["run", str(unlicensed), "--to", "ada/run-stated", "--license"]
+    assert "its license too" not in done(*command, "mit").err
+    told = done(*command, "apache-2.0").err
+    assert "ada/run-stated holds this merge already and stays as it is, its license too" in told
+    assert json.loads(fetched("ada/run-stated", "hubmerge.json"))["license"]["id"] == "mit"
+
+
+ROLES = ("base", "one", "two")
+
+
+@pytest.fixture(params=ROLES)
+def family(request: pytest.FixtureRequest, ada: HfApi, tmp_path: Path, name: str) -> tuple[str, Path]:
+    """(prefix of its repos, a recipe file) of a base and two agents on the Hub, of which one is private."""
+    repos = [f"{name}-{role}" for role in ROLES]
+    for role, repo, folder in zip(ROLES, repos, write_parents(tmp_path / "models"), strict=True):
+        ada.create_repo(repo, private=role == request.param)
+        ada.upload_folder(repo_id=repo, folder_path=folder)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe_dict(repos[0], repos[1:])))
+    write_sweep(path, {"method": ["linear", "ram"]})
+    return name, path
+
+
+def commands(prefix: str, recipe: Path) -> dict[str, list[str]]:
+    folder = recipe.parent / "merged"
+    assert main(["merge", str(recipe), "--out", str(folder)]) == 0
+    return {
+        "run": ["run", str(recipe), "--to", f"{prefix}-run"],
+        "publish": ["publish", str(folder), f"{prefix}-publish"],
+        "sweep": ["sweep", str(recipe.parent / "sweep.yaml"), "--out", f"{recipe.parent}/swept", "--to", f"{prefix}-s"],
+    }
+
+
+@pytest.mark.slow
+def test_no_command_makes_a_private_parent_s_merge_public_by_default(
+    family: tuple[str, Path], ada: HfApi, refused: Refused
+) -> None:
+    before = {m.id for m in ada.list_models(author="ada")}
+    for command in commands(*family).values():
+        told = refused(*command)
+        assert "E_RECIPE: a public merge would tell what private models or data hold" in told
+        assert "--private" in told
+    assert {m.id for m in ada.list_models(author="ada")} == before

@@ -92,8 +92,9 @@ def build(folder: Path, api: HfApi, bob: HfApi) -> dict[str, str]:
     (gguf / "config.json").unlink()
     packed = {n: t for n, t in one.items() if "q_proj" not in n}
     packed["model.layers.0.self_attn.q_proj.qweight"] = tensor(np.ones((16, 2)), "I32")
-    quantized = llama_config(one, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 128})
-    model("awq", packed, config=quantized, files=from_one)
+    for name in ("awq", "gptq"):
+        quantized = llama_config(one, quantization_config={"quant_method": name, "bits": 4, "group_size": 128})
+        model(name, packed, config=quantized, files=from_one)
     rng = np.random.default_rng(5)
     parts = {"A": tensor(rng.normal(size=(2, 32)), "F32"), "B": tensor(rng.normal(size=(32, 2)), "F32")}
     factors = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{n}.weight": t for n, t in parts.items()}
@@ -191,6 +192,14 @@ MISTAKES = (
     Mistake("an empty recipe", INSPECT, "\n"),
     Mistake("a sweep for a recipe", MERGE, TWO.replace("method: ram", "sweep: [{method: ram}]")),
     Mistake("tabs in a recipe", INSPECT, "base: {base}\nagents:\n\t- {one}\n\t- {two}\nmethod: ram\n"),
+    Mistake("a quote that is not closed", INSPECT, TWO.replace("ram", '"ram')),
+    Mistake("a recipe on one line", INSPECT, "base: {base} agents: [{one}, {two}] method: ram"),
+    Mistake("JSON with a trailing text", INSPECT, '{"base": "{base}", "agents": ["{one}", "{two}"]} method: ram'),
+    Mistake(
+        "a mergekit document of an unknown method",
+        INSPECT,
+        "merge_method: tie\nbase_model: {base}\nmodels:\n- model: {one}\n- model: {two}\n",
+    ),
     Mistake("one agent", INSPECT, recipe("{one}")),
     Mistake("the base among the agents", INSPECT, recipe("{base}", "{one}")),
     Mistake("the same agent twice", INSPECT, recipe("{one}", "{one}")),
@@ -207,6 +216,7 @@ MISTAKES = (
     Mistake("weights that git-lfs did not fetch", INSPECT, recipe("{pointer}", "{two}")),
     Mistake("GGUF", INSPECT, on_hub("ada/gguf")),
     Mistake("AWQ", INSPECT, recipe("{awq}", "{two}")),
+    Mistake("GPTQ", INSPECT, recipe("{gptq}", "{two}")),
     Mistake("a LoRA adapter of another base", INSPECT, recipe("{adapter}", "{two}")),
     Mistake("an address for an id", INSPECT, on_hub("https://huggingface.co/ada/one")),
     Mistake("no such repo", INSPECT, on_hub("ada/onne")),

@@ -21,7 +21,7 @@ from hubmerge.methods import registry
 from hubmerge.recipe.file import load_recipe, recipe_from_yaml
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.recipe.schema import SCHEMA_URL, recipe_schema
-from hubmerge.recipe.sweep import load_sweep
+from hubmerge.recipe.sweep import load_sweep, sweep_from_dict
 from hubmerge.sensitivity.pairs import load_pairs
 
 GOOD: dict[str, Any] = {"base": "org/base", "agents": ["org/a", {"model": "org/b", "weight": 0.5}], "method": "ram"}
@@ -75,7 +75,7 @@ def test_a_path_that_leads_somewhere_from_the_working_folder_only_is_refused_wit
     assert "write ../base." in message
 
 
-def test_sweeps_calibration_data_and_sensitivity_files_are_found_from_there_too(below: Path) -> None:
+def test_sweeps_calibration_data_and_sensitivity_files_are_found_from_there_too(below: Path, tmp_path: Path) -> None:
     (below.parent / "pairs.jsonl").write_text('{"q": "2+2", "a": "4"}\n')
     below.write_text(
         "base: ../base\nagents: [../one, {model: ../two, sensitivity: files/two.safetensors}]\n"
@@ -87,6 +87,7 @@ def test_sweeps_calibration_data_and_sensitivity_files_are_found_from_there_too(
         assert [(p.prompt, p.answer) for p in pairs] == [("2+2", "4")]
         assert recipe.path_of(str(recipe.agents[1].sensitivity)) == below.parent / "files" / "two.safetensors"
     assert main(["inspect", str(below)]) == 0
+    assert main(["sweep", str(below), "--out", str(tmp_path / "swept")]) == 0
 
 
 def test_what_a_shell_leaves_of_the_users_own_folder_is_that_folder(
@@ -104,8 +105,9 @@ def test_a_recipe_on_standard_input_begins_in_the_working_folder(
     recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(recipe_file.parent)
-    monkeypatch.setattr("sys.stdin", io.StringIO("base: ./base\nagents: [./one, ./two]\nmethod: ram\n"))
-    assert main(["merge", "-", "--out", "out"]) == 0
+    for command in (["inspect", "-"], ["probe", "-"], ["merge", "-", "--out", "out"]):
+        monkeypatch.setattr("sys.stdin", io.StringIO("base: ./base\nagents: [./one, ./two]\nmethod: ram\n"))
+        assert main(command) == 0
     monkeypatch.setattr("sys.stdin", io.StringIO("base: ./base\nagents: [./one, ./two]\nsweep: [{method: ram}]\n"))
     assert main(["inspect", "-"]) == 0
 
@@ -134,7 +136,7 @@ def test_an_existing_folder_comes_before_a_model_of_the_hub_and_the_user_is_told
     assert "E_SOURCE: no such repo" in refused("inspect", written)
 
 
-@pytest.mark.parametrize("name", ["模型", "a\u202e\x1b[2Jb"])
+@pytest.mark.parametrize("name", ["模型", "bin/a b", "agent (v2)", "a\u202e\x1b[2Jb"])
 def test_a_folder_whose_name_could_be_none_of_the_hub_is_answered_with_what_to_write(name: str) -> None:
     content = {**GOOD, "base": name, "agents": ["org/a", {"model": name}]}
     assert [problem.where for problem in problems(content)] == ["r.yaml → base", "r.yaml → agent 2 → model"]
@@ -249,12 +251,20 @@ def test_the_published_schema_is_the_one_of_the_models() -> None:
 BAD: tuple[dict[str, Any], ...] = (
     {"method": "ram_pluss"},
     {"agnets": []},
+    {"agents": []},
+    {"agents": "org/a"},
     {"agents": ["org/a"] * 33},
+    {"agents": [{"weight": 1}]},
+    {"agents": [{"model": "org/a", "wieght": 1}]},
     {"agents": [{"model": "org/a", "weight": "1"}]},
     {"parameters": {"r": 0.1}},
+    {"method": "ram_plus", "parameters": {"r": -1}},
     {"method": "ties", "parameters": {"density": 2}},
     {"dtype": "int8"},
+    {"rounding": "up"},
+    {"seed": -1},
     {"calibration": {"data": "x"}},
+    {"calibration": {"data": "x", "prompt": "q", "answer": "a", "max_pairs": 0}},
 )
 
 
@@ -287,3 +297,26 @@ def test_the_schema_takes_numbers_that_differ_from_tensor_to_tensor() -> None:
     for weight in ([], [{"filter": "mlp"}], {"value": 1}, [{"value": 1, "more": 2}]):
         with pytest.raises(jsonschema.ValidationError):
             SCHEMA.validate({**GOOD, "agents": [{"model": "org/a", "weight": weight}, "org/b"]})
+
+
+@pytest.mark.parametrize("name", ["org/name@a..b", "https://example.org/a", "./" + 5000 * "x", "~\0"])
+def test_a_name_that_is_none_is_shown_as_it_was_written(name: str) -> None:
+    [problem] = problems({**GOOD, "base": name})
+    assert problem.where == "r.yaml → base"
+    assert problem.got == repr(name)[:120]
+
+
+def test_a_slip_in_calibration_is_one_problem_that_names_what_was_meant() -> None:
+    calibration = {"data": "./x", "prompt": "q", "answer": "a", "max_pair": 3}
+    [problem] = problems({**GOOD, "calibration": calibration})
+    assert (problem.where, problem.next_step) == ("r.yaml → calibration → max_pair", "Did you mean max_pairs?")
+    assert "max_pairs" in problem.expected
+
+
+def test_entries_are_counted_from_1() -> None:
+    assert problems({**GOOD, "agents": [3, "org/b"]})[0].where == "r.yaml → agent 1"
+    with pytest.raises(RecipeError) as caught:
+        sweep_from_dict({"base": "org/base", "agents": ["org/a"], "sweep": [{"method": "ram"}, 3]}, "s.yaml")
+    assert caught.value.problems[0].where == "s.yaml → sweep 2"
+    mergekit = "merge_method: ram\nbase_model: org/b\nmodels: [{model: org/a}, 3]\n"
+    assert [p.where for p in problems(mergekit)] == ["r.yaml → model 2"]

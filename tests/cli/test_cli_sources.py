@@ -78,7 +78,7 @@ def test_the_command_for_a_pickled_adapter_converts_it(tmp_path: Path) -> None:
     assert opened(str(folder)).kind == "LoRA adapter"
 
 
-@pytest.mark.parametrize("stated", ['x"; touch owned; "', ["A"]])
+@pytest.mark.parametrize("stated", ['x"; touch owned; "', "A.b", "", 3, None, ["A"]])
 def test_no_name_of_a_strangers_config_reaches_the_shell(tmp_path: Path, stated: object) -> None:
     write_model(tmp_path / "m", AGENT, config={"architectures": [stated]})
     (tmp_path / "m" / "model.safetensors").rename(tmp_path / "m" / "pytorch_model.bin")
@@ -118,18 +118,38 @@ def test_negative_weights_are_refused_where_a_mean_would_turn_and_told_of_elsewh
     recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     named = json.loads(recipe_file.read_text())
-    warned = "a negative weight takes away what was learned: agent 2 (-0.5)"
-    for method, first, parameters, code, words in (
-        ("linear", 0.25, {}, 1, "add up to -0.25"),
-        ("linear", 0.5, {}, 1, "add up to 0"),
-        ("ram", 1.0, {}, 0, warned),
-        ("task_arithmetic", 1.0, {}, 0, ""),  # that is what it is for
-        ("ties", 1.0, {"disjoint": "mean"}, 1, "`disjoint: sum` takes it"),
-        ("ties", 1.0, {"disjoint": "sum"}, 0, warned),
-    ):
-        agents = [{"model": m, "weight": w} for m, w in zip(named["agents"], (first, -0.5), strict=True)]
+
+    def inspected(method: str, first: float, second: float, **parameters: object) -> tuple[int, str]:
+        pairs = zip(named["agents"], (first, second), strict=True)
+        agents = [{"model": model, "weight": weight} for model, weight in pairs]
         recipe_file.write_text(json.dumps({**named, "agents": agents, "method": method, "parameters": parameters}))
-        assert main(["inspect", str(recipe_file)]) == code
-        said = "".join(capsys.readouterr())
+        code = main(["inspect", str(recipe_file)])
+        told = capsys.readouterr()
+        return code, told.out + told.err
+
+    for first, words in ((-1.5, "add up to -0.5"), (-1.0, "add up to 0")):
+        code, said = inspected("linear", first, 1.0)
+        assert code == 1
         assert words in said
-        assert ("takes away" in said) == (words == warned)
+    warned = "a negative weight takes away what was learned: agent 2 (-0.5)"
+    for method in ("linear", "ram", "ram_plus"):
+        code, said = inspected(method, 1.0, -0.5)
+        assert (code, warned in said) == (0, True)
+    code, said = inspected("task_arithmetic", 1.0, -0.5)
+    assert (code, "takes away" in said) == (0, False), "that is what task arithmetic is for"
+    for method in ("ties", "dare_ties"):
+        code, said = inspected(method, 1.0, -0.5, disjoint="mean")
+        assert (code, "`disjoint: sum` takes it" in said) == (1, True)
+        code, said = inspected(method, 1.0, -0.5, disjoint="sum")
+        assert (code, warned in said) == (0, True)
+
+
+def test_pickled_weights_on_the_hub_are_fetched_and_converted(
+    ada: HfApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada.create_repo("ada/of-old")
+    ada.upload_folder(repo_id="ada/of-old", folder_path=pickled(tmp_path / "old"))
+    told = refusal("ada/of-old", Hub(str(ada.endpoint), str(ada.token))).next_step
+    monkeypatch.chdir(tmp_path)
+    in_shell(re.fullmatch(r"If you trust it, convert it, and name \./of-old: (.*)", told)[1])
+    assert set(opened("./of-old").tensors) == set(AGENT)

@@ -10,17 +10,19 @@ import re
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from unittest.mock import Mock, patch
 
+import numpy as np
 import pytest
+from builders import recipe_dict, tensor, write_model
 from line import Line
 from processes import ROOT, Done, Refused, act_as_ada, as_ada, python
 
 from hubmerge.cli.main import main
 from hubmerge.cli.terminal import Terminal
-from hubmerge.errors import HubmergeError, LoginError, Problem, SettingsError
+from hubmerge.errors import CorruptError, HubmergeError, LoginError, Problem, SettingsError
 from hubmerge.hub.client import Hub
 from localhub.fault_rules import FaultSwitch, Status
 from localhub.process import LocalHubProcess
@@ -31,26 +33,29 @@ CANARY = "hf_canary"
 MERGE, EVALUATE = ["merge", "recipe.yaml", "--out", "out"], ["evaluate", "./model", "--suite", "zoo"]
 
 
-@pytest.mark.parametrize(
-    ("option", "command"),
-    [
-        ("--port", ["localhub", "--data", "d"]),
-        ("--every", ["watch", "rule.yaml"]),
-        *((option, MERGE) for option in ("--threads", "--disk-budget")),
-        *((option, EVALUATE) for option in ("--limit", "--wall-limit")),
-    ],
-)
+NUMBERS = {
+    "--port": ["localhub", "--data", "d"],
+    "--every": ["watch", "rule.yaml"],
+    **dict.fromkeys(("--threads", "--chunk-elements", "--disk-budget", "--device-memory"), MERGE),
+    **dict.fromkeys(("--limit", "--batch-size", "--wall-limit", "--memory-limit"), EVALUATE),
+}
+
+
+@pytest.mark.parametrize("option", NUMBERS)
+@pytest.mark.parametrize("value", ["0", "-1", "abc", "", "nan", "1e400"])
 def test_an_option_that_is_no_such_number_is_wrong_usage(
-    capsys: pytest.CaptureFixture[str], option: str, command: list[str]
+    capsys: pytest.CaptureFixture[str], option: str, value: str
 ) -> None:
-    for value in ("-1", "abc", "", "nan", "1e400", "9" * 19 if option == "--port" else "0"):
-        with pytest.raises(SystemExit) as stopped:
-            main([*command, f"{option}={value}"])
-        assert stopped.value.code == 2
-        assert f"{option}: must be a " in capsys.readouterr().err.splitlines()[-1]
+    if value == "0" and option == "--port":
+        value = "9" * 19  # more than a port can be
+    with pytest.raises(SystemExit) as stopped:
+        main([*NUMBERS[option], f"{option}={value}"])
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert f"{option}: must be a " in message
 
 
-@pytest.mark.parametrize("out", ["/proc/none/r.json", "."])
+@pytest.mark.parametrize("out", ["/proc/none/r.json", ".", "r.details"])
 def test_a_result_that_could_not_be_written_is_refused_before_the_model_is_asked(
     out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
@@ -61,13 +66,14 @@ def test_a_result_that_could_not_be_written_is_refused_before_the_model_is_asked
 
 def test_a_file_as_the_data_folder_of_the_local_hub_is_refused(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("somebody's")
-    assert refused("localhub", "--data", tmp_path / "file").startswith("hubmerge: E_DISK: ")
+    for data in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert refused("localhub", "--data", data).startswith("hubmerge: E_DISK: ")
     assert (tmp_path / "file").read_text() == "somebody's"
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("WORLD_SIZE", "0"), ("SPACES_ZERO_GPU", "perhaps")],
+    [("RANK", "first"), ("WORLD_SIZE", "0"), ("SPACES_ZERO_GPU", "perhaps"), ("HUBMERGE_JOBS_PER_USER", "-1")],
 )
 def test_a_setting_that_makes_no_sense_is_named(
     monkeypatch: pytest.MonkeyPatch, refused: Refused, variable: str, value: str
@@ -80,7 +86,15 @@ def test_a_setting_that_makes_no_sense_is_named(
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["nonsense", "ftp://host", "http://[bad", "http://127.0.0.1:99999", "http://a:b@127.0.0.1", "http://h?x"],
+    [
+        "nonsense",
+        "ftp://host",
+        "http://",
+        "http://[bad",
+        "http://127.0.0.1:99999",
+        "http://a:b@127.0.0.1",
+        "http://h?x",
+    ],
 )
 def test_an_address_of_no_hub_is_refused_at_once_and_no_password_shown(endpoint: str) -> None:
     with pytest.raises(SettingsError, match="HF_ENDPOINT") as error:
@@ -88,7 +102,9 @@ def test_an_address_of_no_hub_is_refused_at_once_and_no_password_shown(endpoint:
     assert CANARY not in str(error.value)
 
 
-@pytest.mark.parametrize("token", [f"{CANARY}\nx", f"{CANARY} x", f"{CANARY}ä", f"{CANARY}\x7f"])
+@pytest.mark.parametrize(
+    "token", [f"{CANARY}\nx", f"{CANARY}\rx", f"{CANARY} x", f"{CANARY}ä", f"\x00{CANARY}", f"{CANARY}\x7f"]
+)
 def test_a_token_that_no_header_can_hold_is_refused_without_being_shown(token: str) -> None:
     with pytest.raises(LoginError) as error:
         Hub("http://127.0.0.1:9", token)
@@ -127,6 +143,7 @@ def test_what_strangers_write_does_not_steer_the_terminal() -> None:
     [
         (MemoryError(), "E_TOO_BIG: not enough memory. Use fewer --threads, or a larger machine.\n"),
         (OSError(errno.ENOSPC, "Full"), "E_DISK: a file cannot be used: got Full. Free some disk and resume.\n"),
+        (FileNotFoundError(2, "No"), "E_DISK: the working folder was removed. Change to a folder that is there.\n"),
     ],
     ids=repr,
 )
@@ -155,12 +172,13 @@ def test_a_command_whose_streams_were_closed_merges_the_same(recipe_file: Path, 
     assert weights[0] == weights[1]
 
 
-def test_streams_that_were_closed_are_open_in_processes_that_a_command_starts() -> None:
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_were_closed_are_open_in_processes_that_a_command_starts(closed: str) -> None:
     code = (
         "import subprocess, sys; from hubmerge import __main__ as m; m._open_standard_streams(); "
         "sys.exit(subprocess.call(['sh', '-c', 'true <&0 && true >&1 && true >&2']))"
     )
-    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
@@ -168,9 +186,10 @@ def test_what_is_piped_is_utf_8_whatever_the_locale(recipe_file: Path) -> None:
     agent = (recipe_file.parent / "one").rename(recipe_file.parent / "modèle")
     names = [str(recipe_file.parent / "base"), str(agent), str(recipe_file.parent / "two")]
     written = python("-m", "hubmerge", "init", *names, PYTHONIOENCODING="latin-1")
-    told = python("-m", "hubmerge", "inspect", "-", given=written.stdout, PYTHONIOENCODING="latin-1")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert str(agent) in told.stdout
+    for more in ([], ["--json"]):
+        told = python("-m", "hubmerge", "inspect", "-", *more, given=written.stdout, PYTHONIOENCODING="latin-1")
+        assert (told.returncode, told.stderr) == (0, "")
+        assert str(agent) in (json.loads(told.stdout)["agents"][0] if more else told.stdout)
 
 
 @pytest.fixture
@@ -201,15 +220,26 @@ def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_hi
     assert line.hub.read_file(line.target, line.hub.head(line.target), large.name) == read(large)
 
 
+@pytest.mark.parametrize("unfit", [b"no-utf-8-\xff", b"two\nlines"])
 def test_a_file_that_no_repo_can_hold_is_named_before_there_is_a_repo(
-    merged: Path, line: Line, refused: Refused
+    merged: Path, line: Line, refused: Refused, unfit: bytes
 ) -> None:
-    (merged / "two\nlines").touch()
+    try:
+        (merged / os.fsdecode(unfit)).touch()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
     assert "E_RECIPE: a file whose name the Hub does not take" in refused("publish", merged, line.target)
     assert not line.api.repo_exists(line.target)
 
 
-@pytest.mark.parametrize("change", [{"license": "mit"}, {"files": [{"name": "x"}]}, {"more": 1}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"license": "mit"}, {"parents": None}, {"files": [{"name": "x"}]}, {"recipe": []}, {"more": 1}),
+        *({"statistics": {}}, {"method": {"title": "x"}}),
+    ],
+    ids=str,
+)
 def test_a_manifest_that_somebody_edited_into_none_is_named(
     merged: Path, line: Line, refused: Refused, change: dict[str, object]
 ) -> None:
@@ -253,8 +283,9 @@ def test_what_the_client_tries_again_is_told_as_json_too(line: Line, switch: Fau
     assert not any("X-Amz" in t["message"] for t in told if t["type"] == "warning")
 
 
-def test_a_warning_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal = Terminal(False)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_warning_is_told_once(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    terminal = Terminal(as_json)
     for words in ("no device", "no device", "another"):
         terminal.warning(words)
     assert capsys.readouterr().err.count("no device") == 1
@@ -302,3 +333,56 @@ def test_a_machine_without_a_compiler_merges_the_same_with_one_warning(recipe_fi
     assert run("inspect", str(recipe_file)) == ""
     made = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("eager", "fast")]
     assert made[0] == made[1]
+
+
+def test_a_probe_keeps_to_its_disk_budget(
+    monkeypatch: pytest.MonkeyPatch, done: Done, line: Line, tmp_path: Path
+) -> None:
+    act_as_ada(monkeypatch, line.process, tmp_path)
+    recipe = tmp_path / "hub.yaml"
+    recipe.write_text(json.dumps(line.recipe))
+    unlimited = done("probe", recipe).out
+
+    monkeypatch.setattr(Hub, "download", Mock(side_effect=AssertionError("a shard of 250 kB does not fit in")))
+    assert done("probe", recipe, "--disk-budget", "0.0001").out == unlimited
+
+
+def test_a_probe_of_tensors_without_elements_finds_that_nothing_changed_and_cuts_no_name(
+    tmp_path: Path, done: Done
+) -> None:
+    empty = {"model.layers.0.mlp.up_proj.weight": tensor(np.zeros((0, 4)))}
+    models = [{**empty, "v_head.weight": tensor(np.full(4, k))} for k in range(3)]
+    folders = [write_model(tmp_path / f"Qwen2.5-7B-Instruct-GRPO-{k}", model) for k, model in enumerate(models)]
+    recipe = recipe_dict(folders[0], folders[1:], ignore=["v_head.*"])
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    table = done("probe", tmp_path / "recipe.yaml").out.splitlines()[1:3]
+    assert [line.split()[:2] for line in table] == [[folder.name, "0.00%"] for folder in folders[1:]]
+
+
+def test_a_terminal_without_greek_letters_is_written_to_all_the_same() -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "hubmerge", "methods"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT) as run:
+        os.close(theirs)
+        shown = ""
+        with suppress(OSError):  # as Linux ends it
+            while more := os.read(ours, 65536):
+                shown += more.decode("ascii")
+        os.close(ours)
+    assert run.returncode == 0
+    assert "ram_plus" in shown
+
+
+def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(
+    monkeypatch: pytest.MonkeyPatch, refused: Refused, recipe_file: Path
+) -> None:
+    def fails(prepared: object, hub: object, options: object, observer: Terminal) -> None:
+        observer.progress("merge", 1, 10, "elements")
+        raise CorruptError("damaged")
+
+    monkeypatch.setattr("hubmerge.cli.probe.probe", fails)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    shown = lines_of(refused("probe", recipe_file))
+    assert any(line.startswith("merging:") for line in shown)
+    assert "hubmerge: E_CORRUPT: damaged." in shown

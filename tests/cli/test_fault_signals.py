@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -46,20 +48,27 @@ sys.exit(c.main(sys.argv[1:], own_process=True))
 """
 
 HANDLED = """
-import os, signal, sys, hubmerge.cli.main as c, hubmerge.cli.merge
+import os, signal, sys, hubmerge.cli.main as c, hubmerge.cli.merge, hubmerge.cli.methods
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background
 signal.signal(signal.SIGHUP, signal.Handlers[os.environ["HANGUP"]])
 def command(arguments, settings, terminal):
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     print(*(getattr(signal.getsignal(n), "name", "handled") for n in signals))
     return 0
-hubmerge.cli.merge.run_merge = command
+hubmerge.cli.merge.run_merge = hubmerge.cli.methods.run_cli = command
 sys.exit(c.main(sys.argv[1:], own_process=True))
 """
 
 
-def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path) -> None:
-    command, told = ["run", "--to", "ada/x"], "hubmerge: interrupted; the same command goes on (what"
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["inspect"], "hubmerge: interrupted (what"),
+        (["run", "--to", "ada/x"], "hubmerge: interrupted; the same command goes on (what"),
+    ],
+    ids=["inspect", "run"],
+)
+def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path, command: list[str], told: str) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(recipe_dict("ada/base", ["ada/one", "ada/two"])))
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -75,7 +84,8 @@ def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path) -> No
     assert "Traceback" not in words
 
 
-@pytest.mark.parametrize(("first", "second"), [("SIGINT", "SIGTERM"), ("SIGTERM", "SIGHUP"), ("SIGHUP", "SIGINT")])
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("second", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_ctrl_c_pressed_again_does_not_cut_off_what_is_cleared_up(first: str, second: str) -> None:
     done = python("-c", PRESSED_TWICE, first, second)
     code = {"SIGTERM": 143, "SIGHUP": 129}.get(first, 1)
@@ -102,25 +112,34 @@ def test_sigterm_clears_up_as_ctrl_c_does(recipe_file: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("processes", "hangup", "handled"),
-    [("1", "SIG_IGN", "handled handled SIG_IGN"), ("2", "SIG_DFL", "handled SIG_DFL SIG_DFL")],
-    ids=["with nohup", "in two processes"],
+    ("command", "processes", "hangup", "handled"),
+    [
+        (["merge", "recipe.yaml", "--out", "out"], "1", "SIG_DFL", "handled handled handled"),
+        (["merge", "recipe.yaml", "--out", "out"], "1", "SIG_IGN", "handled handled SIG_IGN"),
+        (["merge", "recipe.yaml", "--out", "out"], "2", "SIG_DFL", "handled SIG_DFL SIG_DFL"),
+        (["methods"], "1", "SIG_DFL", "handled SIG_DFL SIG_DFL"),  # Ctrl-C as Python has it
+    ],
+    ids=["merge", "merge with nohup", "merge in two processes", "methods"],
 )
 def test_one_of_several_processes_which_hears_nothing_while_it_waits_ends_at_once(
-    processes: str, hangup: str, handled: str
+    command: list[str], processes: str, hangup: str, handled: str
 ) -> None:
-    command = ["merge", "recipe.yaml", "--out", "out"]
     done = python("-c", HANDLED, *command, WORLD_SIZE=processes, RANK="0", HANGUP=hangup)
     assert (done.stdout, done.stderr) == (handled + "\n", "")
 
 
-@pytest.mark.parametrize("command", [["inspect"], ["merge", "--out", "out"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [["inspect"], ["merge", "--out", "out"], ["run", "--to", "ada/x"], ["evaluate", "--suite", "zoo"]],
+    ids=" ".join,
+)
 def test_an_interrupted_command_says_how_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, refused: Refused, recipe_file: Path, command: list[str]
 ) -> None:
     # of the modules that use it: imported here, else one of them would keep the patch
     for module in (inspect_command, reading):
         monkeypatch.setattr(module, "read_document", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("hubmerge.cli.evaluate.pin", Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.chdir(recipe_file.parent)
     told = refused(command[0], recipe_file, *command[1:])
@@ -128,3 +147,24 @@ def test_an_interrupted_command_says_how_it_goes_on(
     *_, last = map(json.loads, refused(command[0], recipe_file, *command[1:], "--log-json").splitlines())
     assert (last["type"], last["code"]) == ("error", "E_CANCELLED")
     assert last["message"] == f"E_CANCELLED: {told.strip().removeprefix('hubmerge: ')}."
+
+
+@pytest.mark.parametrize("command", [["probe"], ["merge", "--null-sink"]], ids=["probe", "merge"])
+def test_ctrl_c_while_the_temporary_folder_is_removed_leaves_none(
+    monkeypatch: pytest.MonkeyPatch, recipe_file: Path, tmp_path: Path, command: list[str]
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    left, rmdir = [1], os.rmdir  # by which every Python removes the folder itself, in the end
+
+    def interrupted(path: Any, **options: Any) -> None:
+        if left[0] and Path(path).parent == scratch:
+            left[0] -= 1
+            raise KeyboardInterrupt
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", interrupted)
+    assert main([*command, str(recipe_file)]) == 1
+    assert left == [0]
+    assert not list(scratch.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pkgutil
@@ -9,6 +10,7 @@ import pty
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from io import StringIO
 from itertools import pairwise
@@ -160,4 +162,137 @@ def test_a_silence_is_broken_by_itself_until_the_end(
     with Terminal(as_json=True) as told:
         told.stage("merge")
         until(lambda: '"waiting"' in capsys.readouterr().err)
+    assert not any(t.name == "hubmerge-terminal" for t in threading.enumerate())
+
+
+PATIENCE_S = 10.0  # of a test that hears nothing
+
+
+class Ear(io.StringIO):
+    """A stderr that lets another thread wait for what is written to it."""
+
+    def __init__(self, *, terminal: bool = False) -> None:
+        super().__init__()
+        self._terminal = terminal
+        self._written = threading.Condition()
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def write(self, text: str) -> int:
+        with self._written:
+            self._written.notify_all()
+            return super().write(text)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.getvalue().splitlines() if line.startswith("{")]
+
+    def wait_for(self, stage: str, unit: str | None = None) -> None:
+        """Until somebody says that `stage` is what is waited for; fails where nobody does."""
+        known, end = len(self.lines()), time.monotonic() + PATIENCE_S
+        with self._written:
+            while not any(
+                line.get("stage") == stage
+                and line["type"] in ("waiting", "progress")
+                and unit in (None, line.get("unit"))
+                for line in self.lines()[known:]
+            ):
+                assert self._written.wait(max(0.0, end - time.monotonic())), f"nothing was said of {stage}"
+
+
+class Streams:
+    """What the terminal writes to: pytest has its own stderr, anew in every phase of a test."""
+
+    def __init__(self, ear: Ear) -> None:
+        self.stderr = ear
+
+    @property
+    def stdout(self) -> Any:
+        return sys.stdout
+
+
+def listening(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Ear:
+    monkeypatch.setattr(terminal, "sys", Streams(ear))
+    return ear
+
+
+@pytest.fixture
+def ear(monkeypatch: pytest.MonkeyPatch) -> Ear:
+    monkeypatch.setattr(terminal, "SILENCE_S", 0.05)
+    return listening(Ear(), monkeypatch)
+
+
+class Slowly:
+    """Makes functions wait, each at its first call, until the command says which stage it is in."""
+
+    def __init__(self, ear: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ear, self._monkeypatch = ear, monkeypatch
+        self.never_waited: set[str] = set()
+
+    def __call__(self, where: str, stage: str, error: Exception | None = None, unit: str | None = None) -> None:
+        original = pkgutil.resolve_name(where)
+
+        def waiting(*arguments: Any, **named: Any) -> Any:
+            if where in self.never_waited:
+                self._ear.wait_for(stage, unit)
+                self.never_waited.discard(where)  # several threads may be in it
+            if error is not None:
+                raise error
+            return original(*arguments, **named)
+
+        self._monkeypatch.setattr(where, waiting)
+        self.never_waited.add(where)
+
+
+@pytest.fixture
+def slowly(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Slowly:
+    return Slowly(ear, monkeypatch)
+
+
+def test_inspect_says_how_many_models_are_opened(recipe_file: Path, slowly: Slowly, ear: Ear):
+    slowly("hubmerge.sources.open.parse_header", "resolve", unit="models")
+    assert main(["inspect", str(recipe_file), "--json", "--log-json"]) == 0
+    told = [line for line in ear.lines() if line.get("unit") == "models"]
+    assert (told[0]["done"], told[-1]["done"]) == (0, 3)
+    assert all(line["done"] <= line["total"] == 3 for line in told)
+
+
+def test_merge_says_what_takes_long_in_every_stage(recipe_file: Path, slowly: Slowly, ear: Ear, monkeypatch: Any):
+    monkeypatch.setattr("hubmerge.engine.compiled.is_built", lambda: False)
+    slowly("hubmerge.sources.open._read_header", "resolve")
+    slowly("hubmerge.engine.fast.unavailable", "compile")
+    slowly("hubmerge.engine.shard_work.read_chunk", "merge")
+    slowly("hubmerge.line.render_figures", "card")
+    assert main(["merge", str(recipe_file), "--out", str(recipe_file.parent / "out"), "--log-json"]) == 0
+    assert slowly.never_waited == set()
+    stages = [line["stage"] for line in ear.lines() if line["type"] == "stage"]
+    assert stages == ["resolve", "merge", "compile", "merge", "card"]
+    told = [(line["done"], line["total"]) for line in ear.lines() if line.get("unit") == "parts"]
+    assert (1, 1) in told
+
+
+@pytest.mark.usefixtures("ada")
+def test_publish_says_what_it_reads_sends_and_waits_for(recipe_file: Path, slowly: Slowly, ear: Ear):
+    out = recipe_file.parent / "out"
+    assert main(["merge", str(recipe_file), "--out", str(out), "--log-json"]) == 0
+    slowly("hubmerge.output.publish._verify", "publish")
+    slowly("hubmerge.hub.client.Hub.preupload", "verify")
+    slowly("hubmerge.hub.client.Hub.commit", "commit")
+    assert main(["publish", str(out), "ada/waited-longer", "--log-json"]) == 0
+    assert slowly.never_waited == set()
+    size = (out / "model.safetensors").stat().st_size
+    progress = [line for line in ear.lines() if line["type"] == "progress"]
+    for stage in ("verify", "publish"):
+        assert [(line["done"], line["total"]) for line in progress if line["stage"] == stage][-1] == (size, size)
+
+
+def test_nothing_is_said_after_the_end(monkeypatch: pytest.MonkeyPatch):
+    ear = listening(Ear(), monkeypatch)
+    monkeypatch.setattr(terminal, "SILENCE_S", 0.01)
+    with Terminal(as_json=True) as told:
+        told.stage("merge")
+        ear.wait_for("merge")
+    length = len(ear.getvalue())
+    time.sleep(0.1)
+    assert len(ear.getvalue()) == length
     assert not any(t.name == "hubmerge-terminal" for t in threading.enumerate())
