@@ -38,9 +38,11 @@ def agent(number: int, density: float = 0.1, more: str = "") -> str:
     ("shape", "parameters", "tensors"),
     [
         ("qwen2.5-0.5b", 494_032_768, 290),
+        ("qwen2.5-1.5b", 1_543_714_304, 338),
         ("qwen2.5-7b", 7_615_616_512, 339),
         ("llama-70b", 70_553_706_496, 723),
         ("llama-405b", 405_853_388_800, 1137),
+        ("mixtral-8x7b", 46_702_792_704, 995),
         ("qwen3-30b-a3b", 30_532_122_624, 18_867),
     ],
 )
@@ -116,3 +118,20 @@ def test_a_recipe_with_synthetic_models_is_pinned_and_written_as_it_was_read(tmp
     again = prepare(load_recipe(path), NOWHERE, Request(allow_local=True)).plan
     assert again.identity == plan.identity
     assert planned(agent(1), agent(2, more="&seed=1")).identity != plan.identity
+
+
+def test_updates_are_log_normal() -> None:
+    base, moved = (values(open_synthetic(m), "model.embed_tokens.weight", 0, TILE) for m in (NAME, agent(1, 1.0)))
+    logarithms = np.log(np.abs(moved - base))
+    # rounding to bf16 moves single values, not their middle
+    assert np.median(logarithms) == pytest.approx(np.log(5e-4), abs=0.1)
+    assert np.std(logarithms) == pytest.approx(1.0, abs=0.15)
+    assert np.count_nonzero(moved == base) == 0
+
+
+def test_the_largest_plan_is_made_from_shapes_alone() -> None:
+    big = "synthetic:llama-405b"
+    plan = planned(*(f"{big}?agent={k}&density=0.1" for k in (1, 2, 3)), base=big)
+    assert plan.elements == 405_853_388_800
+    assert plan.input_bytes == 4 * 2 * plan.elements + 4 * (plan.base.tensors["model.embed_tokens.weight"].entry.begin)
+    assert plan.download_bytes == 0

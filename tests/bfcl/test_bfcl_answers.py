@@ -84,6 +84,22 @@ def test_java_and_javascript_values_are_converted_as_bfcl_eval_converts_them():
     assert [value for *value, theirs in values if converted(*value) != theirs] == []
 
 
+def test_the_card_names_every_category_and_its_rows():
+    card = (BFCL / "README.md").read_text(encoding="utf-8")
+    for category in CATEGORIES:
+        path = f"data/{category}.jsonl.gz"
+        assert f"- config_name: {category}\n  data_files:\n  - split: test\n    path: {path}\n" in card
+        assert f"| {category} | {len(rows(category))} |" in card
+
+
+def test_the_client_of_data_sets_reads_every_category(tmp_path):
+    from datasets import load_dataset
+
+    for category in ("simple_java", "live_relevance", "irrelevance"):
+        loaded = load_dataset(str(BFCL), category, split="test", cache_dir=str(tmp_path))
+        assert [dict(row) for row in loaded] == rows(category)
+
+
 def test_the_prompt_holds_the_functions_the_form_and_the_whole_conversation():
     row = rows("simple_python")[0]
     prompt = own_task("bfcl_simple_python").prompt(row)
@@ -118,6 +134,7 @@ def arguments(text: str, language: Language = "python") -> dict[str | None, Any]
     [
         "[f(a=1), g.h(b='x')]",
         "f(a=1), g.h(b='x')",
+        "`[f(a=1), g.h(b='x')]`",
         "```\n[f(a=1), g.h(b='x')]\n```",
         "[f(a=1), g.h(b='x')",
         "<think>[z()]</think>\n\n[f(a=1), g.h(b='x')]",
@@ -128,7 +145,7 @@ def arguments(text: str, language: Language = "python") -> dict[str | None, Any]
         '```json\n[{"name": "f", "arguments": {"a": 1}}, {"name": "g.h", "arguments": {"b": "x"}}]\n```',
     ],
 )
-def test_every_way_to_write_calls_gives_the_same_calls(text):
+def test_every_way_to_write_calls_gives_the_same_calls(text: str) -> None:
     assert decode(text) == (Call("f", {"a": 1}), Call("g.h", {"b": "x"}))
 
 
@@ -142,11 +159,19 @@ def test_an_empty_list_is_no_call(text):
     [
         "None of the functions fits.",
         "[None]",
+        "[f]",
         "[f(a=b.c)]",
+        "[f(a=f'{b}')]",
+        "[f(a=1)][0]",
         "[f(a=1), 2]",
+        "f(a=1).",
+        "```python\n[f(a=1)]\n```",
         "<tool_call>\n{}\n</tool_call>",
         '<tool_call>\n{"name": 5, "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": "{}"}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool_call>\n[1]\n</tool_call>',
         '[{"name": "f"}]',
+        "[1]",
         *(
             f"[f(a={source})]"  # arithmetic is folded only where it stays small and calls nothing
             for source in (
@@ -157,13 +182,15 @@ def test_an_empty_list_is_no_call(text):
                 "(" + "*".join(["9" * 4000] * 20) + ")",
                 "'%999999999d' % 1",
                 "__import__('os').system('true') + 1",
+                "len('a') + 1",
                 "1 / 0",
                 "9" * 5000,
+                "[x for x in range(10 ** 9)] + [1]",
             )
         ),
     ],
 )
-def test_what_is_no_list_of_calls_or_too_much_is_none(text):
+def test_what_is_no_list_of_calls_or_too_much_is_none(text: str) -> None:
     assert decode(text) is None
 
 
@@ -253,23 +280,25 @@ def test_a_value_matches_by_type_and_key(language, value, schema, values, verdic
 
 
 @pytest.mark.parametrize(
-    ("part", "text"),
+    "parts",
     [
-        ("ground_truth", "{}"),
-        ("ground_truth", '[{"f": 1}]'),
-        ("function", None),
-        ("function", '[{"name": "f"}]'),
-        ("function", "[" * 100_000),
-        ("question", '[[{"role": 1}]]'),
+        {"ground_truth": "{}"},
+        {"function": "nothing"},
+        {"function": None},
+        {"function": "[1]"},
+        {"function": '[{"name": "f"}]'},
+        {"function": "[" * 100_000},
+        {"function": '[{"name": "f", "parameters": {}}]', "ground_truth": "[1]"},
+        {"function": '[{"name": "f", "parameters": {}}]', "ground_truth": '[{"f": 1}]'},
+        {"function": '[{"name": "f", "parameters": {}}]', "question": '[[{"role": 1}]]'},
     ],
 )
-def test_a_row_of_another_shape_is_refused_by_name(part, text):
+def test_a_row_of_another_shape_is_refused_by_name(parts: dict[str, Any]) -> None:
     own = own_task("bfcl_simple_python")
-    good = {**rows("simple_python")[0], "id": "x"}
-    assert own.reference(good)
-    assert own.prompt(good)
-    with pytest.raises(EvaluationError, match="row x"):
-        (own.prompt if part == "question" else own.reference)({**good, part: text})
+    row = {"id": "x", "question": "[]", "function": "[]", "ground_truth": "[]", **parts}
+    for read in (own.reference, own.prompt):
+        with pytest.raises(EvaluationError, match="row x"):
+            read(row)
 
 
 def test_parallel_calls_are_matched_greedily_and_by_the_types_of_their_values():
@@ -295,8 +324,16 @@ def test_a_call_is_held_against_the_first_function_that_the_key_names():
 BOMBS = {
     "brackets": "(" * 100_000,
     "lists": "[f(a=" + "[" * 100_000 + "]" * 100_000 + ")]",
+    "90 lists": "[f(a=" + "[" * 80 + "]" * 80 + ")]",
     "signs": "[f(a=" + "-" * 60_000 + "1)]",
+    "negations": "[f(a=" + "not " * 15_000 + "1)]",
+    "powers": "[f(a=" + "1**" * 20_000 + "1)]",
     "sums": "[f(a=" + "1+" * 30_000 + "1)]",
+    "attributes": "[a" + ".b" * 30_000 + "(c=1)]",
+    "calls": "[f" + "()" * 30_000 + "]",
+    "lambdas": "[f(a=" + "lambda:" * 9_000 + "1)]",
+    "conditions": "[f(a=" + "b if c else " * 5_000 + "d)]",
+    "comparisons": "[f(a=" + "b<" * 30_000 + "d)]",
     "statements": "a b " * 16_000,
     "megabytes": "[f(a='" + "x" * 5_000_000 + "')]",
     "megabytes of reasoning": "<think>" + "f(" * 2_000_000,
@@ -305,28 +342,33 @@ BOMBS = {
     "JSON lists": "<tool_call>" + "[" * 60_000 + "</tool_call>",
     "JSON objects": '[{"name":"f","arguments":{"a":' + '{"a":' * 85 + "1" + "}" * 87 + "]",
     "quotes": '"' * 2_000,
+    "prefixed quotes": "b'" * 1_000,
     "generics": "a<b<" * 500,
+    "arrows": "->" * 1_000,
     "nulls": "\0" * 60_000,
     "surrogates": "[f(a='\ud800', b=\ud801)]",
     "line separators": "[f(a=1,\u2028b=2)]",
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_no_call_and_leaves_the_parser_usable(name):
-    for language in LANGUAGES:
-        decode(BOMBS[name], language)
-        assert arguments("[f(a=b, c=d)]", language) == {"a": "b", "c": "d"}
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", list(BOMBS))
+def test_a_bomb_is_no_call_and_leaves_the_parser_usable(name: str, language: Language) -> None:
+    limit = sys.getrecursionlimit()
+    decode(BOMBS[name], language)
+    assert sys.getrecursionlimit() == limit
+    assert arguments("[f(a=b, c=d)]", language) == {"a": "b", "c": "d"}
 
 
 @pytest.mark.parametrize(
     "piece",
     [
         *("new A[]{", "new ArrayList<>() {{ add(", "new ArrayList<>(Arrays.asList(", "new HashMap<"),
-        *('put("', " ", "[[1],", "[1],\n", "new Array([1], ", "a: ", "{"),
+        *('put("', '",', " "),
+        *("[[1],", "[1],\n", "new Array([1], ", "a: ", "a, ", "]", ",", "{"),
     ],
 )
-def test_a_value_made_to_be_slow_is_read_within_seconds(piece):
+def test_a_value_made_to_be_slow_is_read_within_seconds(piece: str) -> None:
     for language in ("java", "javascript"):
         for declared, known in TYPES[language].items():
             for start in ("", "new HashMap<>() {{ ", "new ArrayList<>() {{ ", "[[", "{"):
@@ -350,9 +392,9 @@ def test_answers_of_more_characters_than_are_read_are_no_call(language, most):
     assert [decode(text, language) is None for text in texts] == [False, True]
 
 
-def test_nothing_in_an_answer_runs():
+def test_nothing_in_an_answer_runs() -> None:
     before = set(sys.modules)
-    for source in ("__import__('antigravity')", "(lambda: __import__('this'))() * 2"):
+    for source in ("__import__('antigravity')", "__import__('antigravity') + 1", "(lambda: __import__('this'))() * 2"):
         for text in (f"[f(a={source})]", f"[{source}]", source, f"[f(a=[{source}][0] + 1)]"):
             decode(text)
     assert not {"antigravity", "this"} & (set(sys.modules) - before)

@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import pickle
+import sys
 import time
 import zlib
 from dataclasses import replace
@@ -28,6 +29,14 @@ ROWS: list[dict[str, Any]] = [json.loads(line) for line in DATA.read_text(encodi
 
 # hand-written, in the schema of google-research-datasets/mbpp
 MBPP_ROWS: list[dict[str, Any]] = [
+    {
+        "task_id": 9001,
+        "text": "Write a function to find the largest distance between two numbers of a list.",
+        "code": "def spread(numbers):\n    return max(numbers) - min(numbers)",
+        "test_list": ["assert spread([1, 5, 2]) == 4", "assert spread([7]) == 0", "assert spread([-3, 3]) == 6"],
+        "test_setup_code": "",
+        "challenge_test_list": [],
+    },
     {
         "task_id": 9002,
         "text": "Write a function to sum the values of a linked list.",
@@ -63,10 +72,10 @@ def test_reference_solutions_of_humaneval_pass_also_as_a_plain_continuation_or_a
         assert scored(HUMANEVAL, row, answers[number % len(answers)]) == 1.0, row["task_id"]
 
 
-def test_damaged_solutions_of_humaneval_fail():
-    for row in ROWS[::20]:
+def test_damaged_solutions_of_humaneval_fail() -> None:
+    for row in ROWS[::6]:
         assert scored(HUMANEVAL, row, "    return None\n") == 0.0
-    for answer in ("", "I cannot help with that.", "```python\ndef ", "\x00"):
+    for answer in ("", "```python\n```", "I cannot help with that.", "```python\ndef ", "\x00"):
         assert scored(HUMANEVAL, ROWS[0], answer) == 0.0
 
 
@@ -80,11 +89,13 @@ def test_a_solution_that_does_not_end_fails(monkeypatch):
 
 
 @pytest.mark.parametrize("row", MBPP_ROWS, ids=lambda row: str(row["task_id"]))
-def test_mbpp_golds_pass_and_damaged_ones_fail(row):
+def test_mbpp_golds_pass_and_damaged_ones_fail(row: dict[str, Any]) -> None:
     task = own_task("mbpp")
     assert scored(task, row, f"```python\n{row['code']}\n```") == 1.0
     assert scored(task, row, f"Here it is:\n\n{row['code']}\n[DONE]\n[BEGIN]\nprint(x)") == 1.0
     assert scored(task, row, row["code"].replace("return", "return 1 +")) == 0.0
+    assert scored(task, row, row["code"].replace("def ", "def my_")) == 0.0
+    assert scored(task, row, "") == 0.0
     prompt = task.prompt(row)
     assert all(test in prompt for test in row["test_list"])
     assert row["code"] not in prompt
@@ -97,19 +108,24 @@ BODY = "    return math.pi * helper(r) ** 2\n"
 @pytest.mark.parametrize(
     "answer",
     [
+        BODY,
+        BODY.lstrip(),
         f"{BODY[1:]}    # and on",
         f"\n\n{BODY}\nprint(area(2))\ndef area(r):\n    return 0",
         f"```python\ndef area(r):\n{BODY}```",
         f"```python\n{PROMPT}{BODY}```\nUse it so:\n```python\nprint(area(1))\n```",
         f"```Python\r\ndef area(r):\n{BODY}",
+        f"First try:\n```python\ndef area(r):\n    return 3\n```\nBetter:\n```python\ndef area(r):\n{BODY}```",
         f"1. Here:\n   ```python\n   def area(r):\n   {BODY}   ```",
+        f"Needs:\n```bash\npip install x\n```\nThen:\n```python\ndef area(r):\n{BODY}```\n",
         f"For\n```text\n2\n```\nit is\n```python title='a.py'\ndef area(r):\n{BODY}```\n\n```pycon\n>>> 1\n```\nEnd.",
         f"```{{python}}\ndef area(r):\n{BODY}```\nNo `math`, see ```area```.",
+        f"Sure!\n\ndef area(r):\n{BODY}",
         "Sure!\n\nTWO = 2\n\ndef area(r):\n    return math.pi * r ** TWO\n",
         f"{PROMPT}{BODY}",
     ],
 )
-def test_a_function_is_completed_from_any_usual_answer(answer):
+def test_a_function_is_completed_from_any_usual_answer(answer: str) -> None:
     space: dict[str, Any] = {}
     exec(completed(PROMPT, answer, "area"), space)
     assert space["area"](1) == pytest.approx(3.14159, abs=1e-4)
@@ -125,9 +141,16 @@ def test_a_whole_program_is_the_last_block_that_defines_something():
     assert whole_program("<think>def no(): pass</think>def yes(): pass") == "def yes(): pass"
 
 
-def test_an_answer_made_to_be_slow_is_read_within_seconds():
+def test_an_answer_made_to_be_slow_is_read_within_seconds() -> None:
     """A stranger's tokenizer can have a token of a megabyte of blanks."""
-    for answer in ("```x" * 10**5, "```py" + " " * 10**5, "\n" * 10**5, " \n" * 10**5 + "x"):
+    for answer in (
+        "```" + " " * 10**5,
+        "```x" * 10**5,
+        "```py" + " " * 10**5,
+        "\n" * 10**5,
+        f"```\n{chr(10) * 10**5}x\n```",
+        " \n" * 10**5 + "x",
+    ):
         began = time.process_time()
         whole_program(answer)
         completed(PROMPT, answer, "area")
@@ -163,16 +186,21 @@ def test_private_tests_are_read_as_text_and_never_as_code(monkeypatch):
     ("code", "tests", "passes"),
     [
         ("a, b = map(int, input().split())\nprint(a + b)", ADD, True),
+        ("a, b = map(int, input().split())\nprint(3)", ADD, False),
         ("class Solution:\n    def add(self, a, n):\n        return [x + n for x in a]", METHOD, True),
+        ("class Solution:\n    def add(self, a, n):\n        return a", METHOD, False),
         ("", ADD, False),
         ("def broken(:", ADD, False),
         ("import os\nos._exit(0)", ADD, False),
+        ("import sys\nsys.exit(0)", ADD, False),
+        ("import socket\nsocket.socket()\nprint(3)", ADD, False),
         ('"""\' + open("/etc/passwd").read() #', ADD, False),
+        ("import builtins\nbuiltins.exec = lambda *a, **k: None", ADD, False),
         ("class E:\n    __eq__ = lambda s, o: True\nclass Solution:\n    add = lambda s, *a: E()", METHOD, False),
         ("import sys\nsys.modules['__main__'].get_stripped_lines = lambda v: ['3']\nprint('x')", ADD, False),
     ],
 )
-def test_programs_are_graded_in_the_sandbox(code, tests, passes):
+def test_programs_are_graded_in_the_sandbox(code: str, tests: dict[str, Any], passes: bool) -> None:
     assert builtin.passes(code, tests) is passes
 
 
@@ -183,3 +211,17 @@ def test_tests_of_any_size_are_no_fault_of_the_program(monkeypatch):
     program = "import sys\nprint(len(sys.stdin.read()))"
     assert builtin.passes(program, tests)
     assert not builtin.passes(f"{program}\nbytearray(100 << 20)", tests)
+
+
+def test_a_plain_continuation_and_a_lost_indent_pass_too() -> None:
+    for row in ROWS[::12]:
+        body = row["canonical_solution"]
+        assert scored(HUMANEVAL, row, body) == scored(HUMANEVAL, row, body[1:]) == 1.0
+        assert scored(HUMANEVAL, row, body.lstrip() + "\n\ndef other():\n    return") == 1.0
+        assert scored(HUMANEVAL, row, f"<think>\n```python\nno\n```\n</think>\n```\n{body}```") == 1.0
+
+
+def test_to_grade_a_program_changes_no_limit_of_the_process_that_asks() -> None:
+    before = sys.get_int_max_str_digits()
+    assert builtin.passes("print(3)", ADD) is False
+    assert sys.get_int_max_str_digits() == before == 4300

@@ -103,12 +103,16 @@ def said_of(tasks: list[tuple[dict[str, Any], str | None]], endpoint: str, folde
     return printed_by(EACH, str(folder), given=json.dumps(tasks), **environment).splitlines()
 
 
-def test_what_cannot_be_read_is_refused_and_an_expired_token_is_no_fault_of_it(hub, name, tmp_path):
+def test_what_cannot_be_read_is_refused_and_an_expired_token_is_no_fault_of_it(
+    hub: Hub, name: str, tmp_path: Path
+) -> None:
     data, images = {"test.jsonl": LINES}, {"test/a.png": b"\x89PNG no image", "test/b.png": b"\x89PNG"}
     cases: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
         (data, {"split": "validation"}, "E_EVALUATION.*validation"),
+        (data, {"subset": "no-such-subset"}, "E_EVALUATION.*no-such-subset"),
         (data, {"revision": "0" * 40}, "E_EVALUATION.*cannot be read"),
         ({"test.jsonl": b'{"n": 1}\n{"n": [torn'}, {}, "E_EVALUATION.*cannot be read"),
+        ({"notes.md": b"nothing here"}, {}, "E_"),
         ({"test.txt": b""}, {}, "E_"),
         (images, {}, "E_EVALUATION.*format that is not read"),
         (data, {"token": None}, "E_EVALUATION.*cannot be read"),

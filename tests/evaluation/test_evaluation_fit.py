@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +21,9 @@ from hubmerge.cli.leaderboard import _text
 from hubmerge.errors import DeviceError
 from hubmerge.evaluation import runner
 from hubmerge.evaluation.fit import Weights, fitting_dtype, weights_of
-from hubmerge.evaluation.result import parse_result
+from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.suites import pin
+from hubmerge.hub.client import Hub
 from hubmerge.machine import resources
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.open import open_model
@@ -35,23 +38,33 @@ IN_ITS_DTYPE = "answers in the dtype that it was asked for"
 @pytest.mark.parametrize(
     ("stored", "elements", "asked", "memory", "chosen"),
     [
+        ("bfloat16", HALF, "auto", 16 * GB, "bfloat16"),
         ("float32", HALF, "auto", 16 * GB, "float32"),
         ("float16", 4 * GB, "auto", 16 * GB, "float16"),
         ("float32", 3 * GB, "auto", 16 * GB, "bfloat16"),  # 12 GB do not fit, 6 GB do
+        ("float64", 3 * GB, "auto", 16 * GB, "bfloat16"),
         ("bfloat16", SEVEN, "auto", 28 * GB, "bfloat16"),  # 7B on a Space of 32 GB
+        ("float32", SEVEN, "auto", 28 * GB, "bfloat16"),
+        ("float32", HALF, "bfloat16", 16 * GB, "bfloat16"),
         ("bfloat16", HALF, "float32", 16 * GB, "float32"),
         ("float32", 10**6, "auto", GB // 4, "float32"),  # a tiny model on a tiny machine
     ],
 )
-def test_the_dtype_is_the_stored_one_or_what_fits(stored, elements, asked, memory, chosen):
+def test_the_dtype_is_the_stored_one_or_what_fits(
+    stored: str, elements: int, asked: str, memory: int, chosen: str
+) -> None:
     assert fitting_dtype(Weights(stored, elements), asked, memory, "x") == chosen
 
 
 @pytest.mark.parametrize(
     ("stored", "elements", "asked", "said"),
-    [("float32", SEVEN, "auto", "for it in bfloat16"), ("float32", 3 * GB, "float32", "or in bfloat16")],
+    [
+        ("bfloat16", SEVEN, "auto", "for it in bfloat16"),
+        ("float32", SEVEN, "auto", "for it in bfloat16"),
+        ("float32", 3 * GB, "float32", "or in bfloat16"),
+    ],
 )
-def test_where_nothing_fits_the_error_says_what_would(stored, elements, asked, said):
+def test_where_nothing_fits_the_error_says_what_would(stored: str, elements: int, asked: str, said: str) -> None:
     with pytest.raises(DeviceError, match=f"does not fit in this machine's memory.*{said}") as refused:
         fitting_dtype(Weights(stored, elements), asked, 14 * GB, "x")
     wanted = int(float(str(refused.value.problems[0].expected).split(" GB")[0]) * GB) + 10**8
@@ -70,14 +83,19 @@ def test_what_is_stored_is_read_from_the_config_and_else_from_the_headers(hub, t
     assert of("float8_e4m3").stored == "float32"
 
 
-def test_a_model_that_fits_only_in_bfloat16_runs_in_it_and_the_result_says_so(scripted, workdir, tmp_path, hub, notes):
+def test_a_model_that_fits_only_in_bfloat16_runs_in_it_and_the_result_says_so(
+    scripted: Scripted, workdir: Path, tmp_path: Path, hub: Hub, notes: Any
+) -> None:
     run = partial(scripted, model=str(_in_float32(tmp_path / "wide")), allow_local=True)
     narrow = run(IN_ITS_DTYPE, options={"device": "cpu", "memory_bytes": 1_000_000}, observer=notes)
     assert (narrow.environment.dtype, narrow.environment.stored_dtype) == ("bfloat16", "float32")
     assert json.loads((workdir / "spec").read_text())["dtype"] == "bfloat16"  # which keys the journal of answers
     assert [m for m in notes.warnings if "stored in float32, which does not fit here: it runs in bfloat16" in m]
     assert "since float32, in which it is stored, did not fit" in table(narrow)
-    assert narrow.suite_version == pin("zoo", hub, limit=4).version
+    wide = run(IN_ITS_DTYPE, options={"device": "cpu", "memory_bytes": 10_000_000})
+    assert json.loads((workdir / "spec").read_text())["dtype"] == "float32"
+    assert wide.environment.stored_dtype is None
+    assert wide.suite_version == narrow.suite_version == pin("zoo", hub, limit=4).version
     asked = run(IN_ITS_DTYPE, options={"device": "cpu", "memory_bytes": 1_000_000, "dtype": "bfloat16"})
     assert asked.environment.stored_dtype is None  # that is what was asked for, under a version of its own
     assert asked.suite_version != narrow.suite_version
@@ -103,10 +121,13 @@ def test_what_the_machine_cannot_do_is_no_finding_about_the_model(scripted, mode
             scripted(mode)
 
 
-def test_the_memory_is_what_a_container_may_use(scripted, workdir, monkeypatch):
+def test_the_memory_is_what_a_container_may_use(scripted: Scripted, workdir: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(resources, "memory_bytes", lambda: 10 * GB)
     scripted(IN_ITS_DTYPE, options={"device": "cpu"})
     assert json.loads((workdir / "spec").read_text())["memory_bytes"] == 9 * GB
+    monkeypatch.setattr(resources, "memory_bytes", lambda: None)
+    scripted(IN_ITS_DTYPE, options={"device": "cpu"})
+    assert json.loads((workdir / "spec").read_text())["memory_bytes"] > 9 * GB
 
 
 def test_limits_of_a_batch_and_the_number_of_cut_prompts_stand_in_the_result(scripted, workdir):
@@ -147,3 +168,26 @@ def _in_float32(folder: Path, config: dict[str, str] | None = None) -> Path:
     for path in folder.glob("*.safetensors"):
         save_file({name: np.zeros(values.shape, np.float32) for name, values in load_file(path).items()}, path)
     return folder
+
+
+Scripted = Callable[..., EvaluationResult]
+
+
+def test_the_board_marks_a_row_that_ran_in_a_narrower_dtype_in_one_of_its_suites() -> None:
+    ran, words = {"dtype": "bfloat16", "stored_dtype": "float32"}, "bfloat16, stored as float32"
+    narrow = result("org/narrow", "a", {"math": 0.5}, environment=ENVIRONMENT | ran)
+    wide = result("org/wide", "b", {"math": 0.6})
+    code = [t.model_copy(update={"domain": "code"}) for t in wide.tasks]
+    also = wide.model_copy(update={"suite": "code", "model": narrow.model, "sha": narrow.sha, "tasks": (*code,)})
+    built = build_board([narrow, wide, also])
+    suite = built.suite(narrow.suite)
+    assert suite is not None
+    rows = {r.model: r for r in suite.rows}
+    assert {m: r.narrowed for m, r in rows.items()} == {"org/narrow": words, "org/wide": None}
+    assert ">in bfloat16<" in str(_model_cell(rows["org/narrow"], False))
+    assert ">in " not in str(_model_cell(rows["org/wide"], False))
+    assert words in str(score_sections([(suite, rows["org/narrow"])], "http://hub"))
+    assert f"org/narrow@{'a' * 7} (in {words})" in _text(built)
+    domains = build_board([narrow.model_copy(update={"suite": "math"}), also]).suite("domains")
+    assert domains is not None
+    assert [r.narrowed for r in domains.rows] == [words]

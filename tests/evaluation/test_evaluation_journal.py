@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hubmerge.evaluation.journal import AnswerJournal
+from hubmerge.evaluation.journal import AnswerJournal, answer_key
 
 
 def test_a_file_cut_at_any_byte_holds_whole_batches_of_any_text_only_and_goes_on(tmp_path):
@@ -32,3 +32,12 @@ def test_garbage_is_not_read_as_answers_and_a_batch_without_an_answer_for_every_
     assert not AnswerJournal(tmp_path / "j").holds(["k"])
     with pytest.raises(ValueError):
         AnswerJournal(tmp_path / "j").add(["a", "b"], [["1"]])
+
+
+IDENTITY = {"model": "a" * 40, "dtype": "float32", "task": ["t", 1], "prompt": "p", "stop": []}
+
+
+@pytest.mark.parametrize("name", list(IDENTITY))
+def test_a_key_changes_with_every_part_of_its_identity(name: str) -> None:
+    assert answer_key(IDENTITY) == answer_key(dict(reversed(IDENTITY.items())))
+    assert answer_key({**IDENTITY, name: "another"}) != answer_key(IDENTITY)

@@ -65,16 +65,22 @@ def test_only_weights_config_and_tokenizer_are_taken(folder, tmp_path):
     assert any("auto_map" in note for note in notes)
 
 
-def test_of_generation_config_only_the_tokens_that_end_an_answer_are_taken(folder, tmp_path):
+@pytest.mark.parametrize(
+    ("stated", "taken"),
+    [(7, [7]), ([7, 9, "8", True, 1.5], [7, 9]), ([], None), ("7", None), ({"a": 1}, None), (None, None)],
+)
+def test_of_generation_config_only_the_tokens_that_end_an_answer_are_taken(
+    folder: Path, tmp_path: Path, stated: Any, taken: list[int] | None
+) -> None:
     made = folder / "generation_config.json"
-    for stated, taken in ((7, [7]), ([7, 9, "8", True, 1.5], [7, 9])):
-        made.write_text(json.dumps({"eos_token_id": stated, "repetition_penalty": 9.0}))
-        out, _ = staged(folder, tmp_path)
+    made.write_text(json.dumps({"eos_token_id": stated, "repetition_penalty": 9.0}))
+    out, _ = staged(folder, tmp_path)
+    assert (out / made.name).exists() == bool(taken)
+    if taken:
         assert json.loads((out / made.name).read_text()) == {"eos_token_id": taken}
-    for useless in (b'{"eos_token_id": {"a": 1}}', b"[" * 100_000):
-        made.write_bytes(useless)
-        out, _ = staged(folder, tmp_path)
-        assert not (out / made.name).exists()
+    made.write_bytes(b"[" * 100_000)
+    out, _ = staged(folder, tmp_path)
+    assert not (out / made.name).exists()
 
 
 def test_shards_come_with_an_index_of_what_their_headers_say(folder, tmp_path):
@@ -161,7 +167,18 @@ def test_an_adapter_on_a_base_of_several_shards_comes_with_their_index_and_its_o
     assert (out / "tokenizer.json").read_bytes() == own
 
 
-def test_an_adapter_without_a_fitting_base_on_the_hub_is_a_finding_about_it(tmp_path, hub, zoo_hub, workdir):
+@pytest.mark.parametrize(
+    ("base", "changes", "reason"),
+    [
+        ("/home/ada/base", {}, "not there, or private.*got /home/ada/base"),
+        ("zoo/base", {"revision": "../main"}, "not there, or private.*got zoo/base@../main"),
+        ("zoo/nowhere", {}, "not there, or private"),
+        ("zoo/other", {}, "does not fit its base"),
+    ],
+)
+def test_an_adapter_without_a_fitting_base_on_the_hub_is_a_finding_about_it(
+    tmp_path: Path, hub: Hub, zoo_hub: Any, workdir: Path, base: str, changes: dict[str, Any], reason: str
+) -> None:
     api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     other = tmp_path / "other"
     shutil.copytree(ZOO / "base", other)
@@ -169,17 +186,13 @@ def test_an_adapter_without_a_fitting_base_on_the_hub_is_a_finding_about_it(tmp_
         save_torch({n: t[:1].clone() if n.startswith(ADAPTED) else t for n, t in load_torch(shard).items()}, shard)
     api.create_repo("zoo/other", exist_ok=True)
     api.upload_folder(repo_id="zoo/other", folder_path=other)
-    for number, (base, reason) in enumerate(
-        (
-            ("/home/ada/base", "not there, or private.*got /home/ada/base"),
-            ("zoo/nowhere", "not there, or private"),
-            ("zoo/other", "does not fit its base"),
-        )
-    ):
-        model, options = ModelName.parse(str(zoo_adapter(tmp_path / str(number), base))), EvaluateOptions()
-        result = evaluate(model, pin("zoo", hub), hub=hub, workdir=workdir, options=options, allow_local=True)
-        assert result.error is not None
-        assert re.search(reason, result.error.message)
+    adapter = zoo_adapter(tmp_path / "adapter", base)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | changes))
+    model = ModelName.parse(str(adapter))
+    result = evaluate(model, pin("zoo", hub), hub=hub, workdir=workdir, options=EvaluateOptions(), allow_local=True)
+    assert result.error is not None
+    assert re.search(reason, result.error.message)
 
 
 def test_a_public_adapter_of_a_private_base_is_told_as_one_of_none(tmp_path, hub, zoo_hub):
@@ -250,15 +263,20 @@ def test_a_report_of_other_weights_is_not_believed(folder):
     [
         ("method", {"name": "x" * 5000, "parameters": {"r": 1}}, "method"),
         ("method", "ram", "method"),
+        ("method", {"name": "evil\u202e", "parameters": {}}, "method"),
         ("created", 5, "created"),
+        ("recipe_yaml", ["a"], "recipe"),
         ("outcomes", [{"effective_scale": "1"}], "effective_scales"),
         ("parents", [{"role": "uncle", "id": "a/b", "sha": "c"}], "parents"),
+        ("parents", 7, "parents"),
         ("parents", [{"role": "agent", "id": "a/b", "sha": "c" * 40}] * 10_000, "parents"),
+        ("outcomes", [{"effective_scale": 1.0}] * 200_000, "effective_scales"),
         ("method", {"name": "ram", "parameters": {"y": ["\u00e4" * 2000] * 200}}, "method_parameters"),
         ("statistics", {"total": {"shares": {"conflict": -1, "overlap": 2, "private": "x"}}}, "density"),
+        ("statistics", [], "density"),
     ],
 )
-def test_a_malformed_field_costs_that_field_only(folder, field, value, lost):
+def test_a_malformed_field_costs_that_field_only(folder: Path, field: str, value: Any, lost: str) -> None:
     found = facts(merge_folder(folder, **{field: value}))
     assert not getattr(found, lost)
     kept = {"method", "created", "recipe", "parents", "density"} - {lost}
@@ -284,3 +302,20 @@ def test_a_hub_that_is_away_and_a_token_that_expired_make_no_merge_a_plain_model
     model = replace(opened(merge_folder(folder)), ref=ModelRef("hub", "ada/merge", "a" * 40))
     with pytest.raises(kind):
         model_facts(NOWHERE, model)
+
+
+def test_an_adapter_is_asked_by_its_own_tokenizer(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = (ZOO / "base" / "tokenizer.json").read_bytes() + b"\n"
+    zoo_adapter(tmp_path / "my l\u00f6ra@2", files={"tokenizer.json": own})
+    monkeypatch.chdir(tmp_path)
+    whole = check_evaluable(opened(Path("my l\u00f6ra@2")), hub)
+    assert whole is not None
+    stage_on_base(whole, hub, tmp_path / "staged", tmp_path / "inputs", lambda *_: None)
+    assert (tmp_path / "staged" / "tokenizer.json").read_bytes() == own
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"[" * 200_000, b'{"files": {}}', b"\xff\xfe", b"null"])
+def test_a_report_that_is_none_leaves_the_other_facts(folder: Path, content: bytes) -> None:
+    (folder / "hubmerge.json").write_bytes(content)
+    found = facts(folder)
+    assert (found.parameters, found.is_merge) == (10, False)

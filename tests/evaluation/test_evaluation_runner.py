@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import count
@@ -24,7 +25,7 @@ from hubmerge.cli.main import main
 from hubmerge.cli.options import _SUITES
 from hubmerge.engine.sink import sole_owner
 from hubmerge.evaluation import fit, runner
-from hubmerge.evaluation.result import parse_result
+from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
 from hubmerge.evaluation.suites import SUITES, pin
 from hubmerge.isolation import child
@@ -89,6 +90,7 @@ def test_the_result_of_an_adapter_is_its_own_and_names_the_base_that_it_was_merg
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
+        ("crashes", "SIGSEGV"),
         ("dies of an import", "exit code 1; its last words were: ModuleNotFoundError: No module named 's3 [31mfs'"),
         ("leaves", "without a result"),
         ("refuses", "the model does not load"),
@@ -98,7 +100,7 @@ def test_the_result_of_an_adapter_is_its_own_and_names_the_base_that_it_was_merg
         ("answers beyond the maximum", "cannot be read"),
     ],
 )
-def test_a_failed_run_has_its_reason_and_no_score(scripted, workdir, mode, reason):
+def test_a_failed_run_has_its_reason_and_no_score(scripted: Scripted, workdir: Path, mode: str, reason: str) -> None:
     result = scripted(mode)
     assert (result.status, result.tasks) == ("failed", ())
     assert result.error is not None
@@ -110,22 +112,22 @@ def test_a_failed_run_has_its_reason_and_no_score(scripted, workdir, mode, reaso
 
 
 @pytest.mark.parametrize(
-    ("mode", "code", "reason", "sizes"),  # how many bytes of answers there are before each try that comes further
+    ("mode", "code", "reason"),
     [
-        ("is killed", "E_TOO_BIG", "SIGKILL", (0, 10, 20)),
-        ("runs out of memory", "E_TOO_BIG", "ran out of memory", (0,)),
-        ("hangs", "E_EVALUATION", "wall limit", (0,)),
-        ("is kept waiting", "E_EVALUATION", "does not come to an end", (0,)),
+        ("is killed", "E_TOO_BIG", "SIGKILL"),
+        ("runs out of memory", "E_TOO_BIG", "ran out of memory"),
+        ("hangs", "E_EVALUATION", "wall limit"),
+        ("is kept waiting", "E_EVALUATION", "does not come to an end"),
     ],
 )
 def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_further_again(
-    scripted, workdir, mode, code, reason, sizes, monkeypatch
-):
+    scripted: Scripted, workdir: Path, mode: str, code: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wall_s = 3.0 if mode == "hangs" else 60.0  # a busy machine takes seconds to start a process
     monkeypatch.setattr(resources, "oom_kills", count().__next__)
     scripted("answers")  # the data are there, so that the wall limit is the model's alone
     answers = workdir / "generations" / "zoo_math.jsonl"
-    for size in sizes:
+    for size in (0, 10, 20):  # each run came further than the one before it
         if size:
             answers.parent.mkdir(exist_ok=True)
             answers.write_bytes(b"x" * size)
@@ -139,9 +141,8 @@ def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_fur
     assert result.error.code == code
     assert reason in result.error.message
     assert not is_alive(int((workdir / "pid").read_text()))
-    if len(sizes) > 1:
-        with pytest.raises(errors.MachineFaultError):  # whoever asks anew has two tries again
-            scripted(mode)
+    with pytest.raises(errors.MachineFaultError):  # whoever asks anew has two tries again
+        scripted(mode, options={"wall_s": wall_s})
 
 
 def test_kills_without_want_of_memory_are_never_the_model_s_nor_leave_a_token_in_the_folder(
@@ -205,9 +206,16 @@ def test_a_folder_may_have_any_path_where_folders_are_allowed(scripted, tmp_path
 
 
 @pytest.mark.parametrize(
-    "options", [{"wall_s": float("nan")}, {"wall_s": 2e9}, {"batch_size": 0}, {"batch_size": 10**6 + 1}], ids=str
+    "options",
+    [
+        *({"wall_s": float("nan")}, {"wall_s": float("inf")}),
+        *({"batch_size": 0}, {"batch_size": 10**6 + 1}),  # a result could not name more
+    ],
+    ids=str,
 )
-def test_options_without_sense_are_refused_before_a_fetch(scripted, workdir, options):
+def test_options_without_sense_are_refused_before_a_fetch(
+    scripted: Scripted, workdir: Path, options: dict[str, Any]
+) -> None:
     with pytest.raises(errors.EvaluationError, match="must be positive"):
         scripted("answers", options=options)
     assert not (workdir / "inputs").exists()
@@ -329,3 +337,25 @@ def test_a_child_inherits_by_an_allow_list_and_a_proxy_only_with_the_network(mon
     monkeypatch.setattr("site.ENABLE_USER_SITE", True)  # what pip installed for the user alone
     monkeypatch.setattr("site.getuserbase", lambda: "/home/ada/.local")
     assert evaluation_environment({}, network=False) == {"PYTHONUSERBASE": "/home/ada/.local"}
+
+
+Scripted = Callable[..., EvaluationResult]
+
+
+def test_kills_without_want_of_memory_are_never_the_model_s(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "oom_kills", lambda: 7)
+    for _ in range(4):
+        with pytest.raises(errors.MachineFaultError, match="says nothing of the model"):
+            scripted("is killed")
+    assert scripted("answers").status == "done"
+
+
+def test_a_missing_model_is_refused_and_so_is_a_folder_where_none_is_allowed(scripted: Scripted) -> None:
+    with pytest.raises(errors.SourceNotFoundError):
+        scripted("answers", model="zoo/nothing-of-this-name")
+    folder = str(child._ROOT / "examples" / "zoo" / "math")
+    with pytest.raises(errors.SourceNotFoundError, match="local folders"):
+        scripted("answers", model=folder)
+    assert scripted("answers", model=folder, allow_local=True).facts.author == "local"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from hubmerge.errors import EvaluationError, SourceChangedError, SourceNotFoundE
 from hubmerge.evaluation import suites
 from hubmerge.evaluation.pins import PINS, DatasetPin, content_digest, dataset_digest, own_pins, read_pins, write_pins
 from hubmerge.evaluation.suites import SUITES, PinnedSuite, Suite, pin
-from hubmerge.evaluation.tasks import registry
+from hubmerge.evaluation.tasks import bfcl, registry
 from hubmerge.evaluation.tasks.base import Rows
 from hubmerge.hub.client import Hub, RepoState, TreeFile
 
@@ -194,13 +196,17 @@ def test_a_revision_is_read_although_main_has_moved_on(hub, name, monkeypatch):
     ("text", "reason"),
     [
         ("datasets: {a/b: {revision: main}}", "datasets.a/b.revision"),
+        (f"datasets: {{a/b: {{revision: {COMMIT[:12]}}}}}", "datasets.a/b.revision"),
+        (f"datasets: {{a/b: {{revision: {COMMIT.upper()}}}}}", "datasets.a/b.revision"),
         (f"datasets: {{a/b: {{content: {COMMIT}}}}}", "datasets.a/b.content"),
         ("datasets: {a/b: {}}", "a revision or a content"),
+        (f"datasets: {{a/b: {{revisoin: {COMMIT}}}}}", "revisoin"),
         (f"datasets: {{../b: {{revision: {COMMIT}}}}}", "is no dataset's id"),
         ("datasets: [", "line"),
+        ("{}", "datasets"),
     ],
 )
-def test_a_pin_that_is_no_full_commit_is_refused_by_its_place(text, reason, tmp_path):
+def test_a_pin_that_is_no_full_commit_is_refused_by_its_place(text: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "pins.yaml"
     path.write_text(text)
     with pytest.raises(EvaluationError, match="the file of pins cannot be read") as refused:
@@ -217,11 +223,15 @@ def test_written_pins_are_read_again(tmp_path):
         write_pins(tmp_path / "none" / "pins.yaml", pins)
 
 
-def test_the_command_pins_what_is_not_pinned_and_keeps_the_rest(hub, tmp_path, monkeypatch, capsys):
+def test_the_command_pins_what_is_not_pinned_and_keeps_the_rest(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     path = tmp_path / "pins.yaml"
     write_pins(path, {"zoo/facts": DatasetPin(content=CONTENT), "google/IFEval": DatasetPin(revision=COMMIT)})
     command = ["suites", "zoo", "tool", "instruction", "--file", str(path)]
+    assert main(command) == 0
+    assert "zoo/held-out  not pinned: read at the head of main" in capsys.readouterr().out
     assert main([*command, "--pin", "--json"]) == 0
     listed = {d["dataset"]: d["pin"] for s in json.loads(capsys.readouterr().out)["suites"] for d in s["datasets"]}
     heads = {repo: hub.datasets.head(repo) for repo in ("zoo/held-out", "hubmerge/bfcl-v4")}
@@ -230,6 +240,7 @@ def test_the_command_pins_what_is_not_pinned_and_keeps_the_rest(hub, tmp_path, m
         "google/IFEval": {"revision": COMMIT, "hub": "https://huggingface.co"},
     }
     assert read_pins(path)["zoo/facts"].content == CONTENT
+    assert {t.revision for t in pin("zoo", hub, pins=read_pins(path)).tasks} == {heads["zoo/held-out"]}
     assert PINS.read_text() == BEFORE
 
 
@@ -239,3 +250,52 @@ def test_an_evaluation_names_its_unpinned_datasets(scripted, hub, notes):
     scripted("answers", observer=notes, suite=pin("zoo", hub, limit=4, pins={}))
     [said] = [m for m in notes.warnings if "names none" in m]
     assert said.startswith("zoo/held-out: read at the commit that main has now")
+
+
+def test_an_unknown_suite_is_refused_with_the_names_of_those_there_are() -> None:
+    with pytest.raises(EvaluationError, match=r"zoo, math, instruction.*moth"):
+        pinned("moth")
+
+
+def test_a_limit_is_every_task_s_and_at_least_one_row() -> None:
+    assert [t.limit for t in pinned(limit=20).tasks] == [20] * 3
+    with pytest.raises(EvaluationError, match="no rows"):
+        pinned(limit=0)
+
+
+def test_written_pins_are_read_again_also_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = {
+        "a/b": DatasetPin(revision="1" * 40),
+        "c/d": DatasetPin(revision="1e10" + "0" * 36, hub="http://hub"),
+        "e/f": DatasetPin(content="0" * 64),
+    }
+    write_pins(tmp_path / "pins.yaml", pins)
+    assert read_pins(tmp_path / "pins.yaml") == pins
+    assert (tmp_path / "pins.yaml").read_text().splitlines()[:4] == PINS.read_text().splitlines()[:4]
+
+    def torn(path: Path, *_: object, **__: object) -> None:
+        path.write_bytes(b"datasets:")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", torn)
+    with pytest.raises(EvaluationError, match="cannot be written"):
+        write_pins(tmp_path / "pins.yaml", {})
+    assert read_pins(tmp_path / "pins.yaml") == pins
+    assert [path.name for path in tmp_path.iterdir()] == ["pins.yaml"]
+
+
+def test_a_file_that_cannot_be_written_or_read_is_named(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    assert main(["suites", "zoo", "--pin", "--file", str(tmp_path / "none" / "pins.yaml")]) == 1
+    error = capsys.readouterr().err
+    assert "the file of pins cannot be written" in error
+    assert "clone" in error
+    assert main(["suites", "zoo", "--file", str(tmp_path / "pin.yaml")]) == 1
+    assert "the file of pins cannot be read" in capsys.readouterr().err
+
+
+def test_the_suite_of_tools_needs_what_parses_java_and_javascript() -> None:
+    needed = {name for task in bfcl.TASKS for name in task.needs}
+    assert needed == {"tree_sitter", "tree_sitter_java", "tree_sitter_javascript"}

@@ -20,22 +20,33 @@ pytest.importorskip("transformers")
 NESTED = "".join(f"{{% for {x} in range(99999) %}}" for x in "abcd") + "{% endfor %}" * 4
 DOUBLED = "{% set n = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}"
 # as LLaVA's and SmolVLM's templates read a message, which has parts there
-IN_PARTS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }} "
-    "{% for part in m.content if part['type'] == 'text' %}{{ part.text }}{% endfor %}{% endfor %}"
-)
+IN_PARTS = "{% for m in messages %}<|im_start|>{{ m.role }} {% for part in m.content FROM %}{{ part.text }}{% endfor %}"
 BOMBS = {
     "endless loops": (NESTED, "does not come to an end"),
     "a long text": ("{{ 'x' * 10**10 }}", "too much memory"),
     "a text that doubles": (DOUBLED, "too much memory"),
+    "a long list": ("{{ ([0] * 10**10) | length }}", "too much memory"),
     "a long range": ("{{ range(10**9) | list | length }}", "fails"),
     "a huge number": ("{{ 10**(10**9) }}", "does not come to an end"),
     "a wide field": ("{{ '%1000000000d' % 1 }}", "too much memory"),
+    "a wide format": ("{{ '{:>1000000000}'.format(1) }}", "too much memory"),
+    "a wide filter": ("{{ 'x' | center(1000000000) }}", "too much memory"),
     "a prompt without measure": ("{{ 'x' * 50000000 }}", "too long"),
     "recursion": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+    "recursion that branches": (
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "does not come to an end",
+    ),
     "deep brackets": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", ""),
     "a refusal of its own": ("{{ raise_exception('only in pairs') }}", "only in pairs"),
-    "parts": (IN_PARTS, "leaves out the question"),
+    "parts that are selected": (
+        IN_PARTS.replace("FROM", "| selectattr('type', 'equalto', 'text')") + "<|im_end|>{% endfor %}",
+        "leaves out the question",
+    ),
+    "parts that are asked": (
+        IN_PARTS.replace("FROM", "if part['type'] == 'text'") + "{% endfor %}",
+        "<|im_start|>user",
+    ),
     "no template": ("{% for %}", "TemplateSyntaxError"),
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from task_helpers import own_task, scored
 
 from hubmerge.evaluation.tasks import qa
-from hubmerge.evaluation.tasks.ruler import QUESTIONS, long_contexts, size_of
+from hubmerge.evaluation.tasks.ruler import LENGTHS, QUESTIONS, long_contexts, size_of
 
 FACTS = Path(__file__).resolve().parents[2] / "examples" / "datasets" / "facts"
 
@@ -73,14 +75,18 @@ def test_normalisation_is_squads_and_an_answer_of_which_it_leaves_nothing_equals
 @pytest.mark.parametrize(
     ("answer", "short"),
     [
+        ("Paris", "Paris"),
         ("\n\n Paris \nbecause it is", "Paris"),
+        ("Answer: Paris", "Paris"),
+        ("**Answer:** Paris", "** Paris"),
         ("The final answer is: Paris", "Paris"),
         ("<think>London?</think>\n<answer> Rome </answer> then <answer>Paris</answer>", "Paris"),
         ("so \\boxed{Paris} it is", "Paris"),
         ("Answering machines", "Answering machines"),
+        ("", ""),
     ],
 )
-def test_the_short_answer_is_found(answer, short):
+def test_the_short_answer_is_found(answer: str, short: str) -> None:
     assert qa.short_answer(answer) == short
 
 
@@ -122,12 +128,16 @@ def test_the_prompt_of_a_search_task_holds_texts_and_question_only():
     assert [p.title for p in qa.supporting(TWO_WIKI_ROWS[1])] == ["A", "B"]
 
 
-@pytest.mark.parametrize(("hops", "length"), [("single", "7k"), ("multi", "7k"), ("multi", "896k")])
-def test_a_context_is_filled_to_its_length_and_not_beyond(hops, length):
-    assert [size_of(text).tokens for text in ("a b c", "x" * 41, "漢" * 8, "")] == [4, 11, 6, 0]
+HOPS = ("single", "multi")
+
+
+@pytest.mark.parametrize("hops", HOPS)
+@pytest.mark.parametrize("length", ["7k", "56k", "896k"])
+def test_a_context_is_filled_to_its_length_and_not_beyond(hops: str, length: str) -> None:
     task = own_task(f"ruler_{hops}_{length}")
     assert task.expand is not None
-    tokens = int(length[:-1]) * 1024
+    tokens = LENGTHS[length]
+    assert tokens == int(length[:-1]) * 1024
     for row in islice(task.expand(facts(hops)), 1 if length == "896k" else 10):
         prompt = task.prompt(row)
         # less than one more document of these is missing; numbers are counted at their widest
@@ -136,12 +146,14 @@ def test_a_context_is_filled_to_its_length_and_not_beyond(hops, length):
         assert prompt.rstrip().endswith(f"Question: {row['question']}\nAnswer:")
 
 
-@pytest.mark.parametrize("name", ["ruler_facts_single_1k", "ruler_facts_multi_1k"])
-def test_gold_answers_of_every_recall_question_count_and_damaged_ones_do_not(name):
+@pytest.mark.parametrize("name", [f"ruler_{hops}_14k" for hops in HOPS] + [f"ruler_facts_{hops}_1k" for hops in HOPS])
+def test_gold_answers_of_every_recall_question_count_and_damaged_ones_do_not(name: str) -> None:
     task = own_task(name)
     assert task.expand is not None
     originals = {row["id"]: row for row in facts(name.split("_")[-2])}
-    for row in task.expand(list(originals.values())):
+    asked = list(task.expand(list(originals.values())))
+    assert len(asked) == len(originals)
+    for row in asked:
         gold = originals[row["id"]]["answer"]
         assert qa.golds(row) == [gold]
         assert scored(task, row, gold) == 1.0
@@ -195,3 +207,37 @@ def test_a_single_row_and_one_that_is_too_long_still_make_a_context():
     assert long["documents"] == 1
     other = {"id": "2", "title": "U", "context": "x", "question": "Q2?", "answers": {"text": []}}
     assert [r["id"] for r in long_contexts([row, other], tokens=100)] == ["1"]
+
+
+@pytest.mark.parametrize("hops", HOPS)
+def test_the_answer_of_every_invented_question_is_in_its_supporting_paragraphs(hops: str) -> None:
+    rows = facts(hops)
+    assert len({row["question"] for row in rows}) == len(rows) == 120
+    for row in rows:
+        texts = qa.supporting(row)
+        assert len(texts) == (1 if hops == "single" else 2)
+        assert any(row["answer"] in f"{p.title} {p.text}" for p in texts)
+        if row["type"] == "bridge":
+            # one paragraph alone does not do: where the question's name stands, the answer does not
+            asked = next(p for p in texts if p.title in row["question"])
+            other = next(p for p in texts if p is not asked)
+            assert row["answer"] not in f"{asked.title} {asked.text}"
+            assert other.title in asked.text
+
+
+def test_the_invented_facts_are_made_by_their_program(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(FACTS.with_name("make_facts.py")), str(tmp_path / "new")], check=True)
+    for hops in HOPS:
+        assert (tmp_path / "new" / f"{hops}.jsonl").read_bytes() == (FACTS / f"{hops}.jsonl").read_bytes()
+
+
+def test_contexts_do_not_depend_on_the_order_of_rows_or_on_a_global_seed() -> None:
+    rows = facts("multi")
+    task = own_task("ruler_multi_7k")
+    assert task.expand is not None
+    random.seed(1)
+    first = [dict(row) for row in task.expand(rows)]
+    random.seed(2)
+    shuffled = rows[:]
+    random.shuffle(shuffled)
+    assert [dict(row) for row in task.expand(shuffled)] == first

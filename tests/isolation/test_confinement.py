@@ -253,3 +253,28 @@ def test_the_numbers_are_the_kernel_headers(header, column):
     ours = {name: numbers[column] for name, numbers in seccomp._CALLS.items() if numbers[column] is not None}
     assert {name: number for name, number in ours.items() if int(known.get(name, number)) != number} == {}
     assert len(ours.keys() & known.keys()) > 60
+
+
+def test_the_ways_around_a_socket_ban_are_closed() -> None:
+    code = """
+    import ctypes, errno
+    from hubmerge.isolation import seccomp
+    for name in ("io_uring_setup", "ptrace", "process_vm_readv", "pidfd_getfd", "bpf", "userfaultfd", "keyctl",
+                 "mount", "unshare", "setns"):
+        result = seccomp.system_call(name, 0, 0, 0, 0, 0)
+        print(name if result != -1 or ctypes.get_errno() != errno.EPERM else "refused")
+    """
+    assert set(child(code)) == {"refused"}
+
+
+def test_multiprocessing_and_asyncio_still_work() -> None:
+    code = """
+    import asyncio, multiprocessing
+    async def three():
+        await asyncio.sleep(0)
+        return 3
+    print(asyncio.run(three()))
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        print(pool.map(abs, [-2])[0])
+    """
+    assert child(code) == ["3", "2"]

@@ -52,14 +52,16 @@ def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
     assert told(tmp_path, own, files) == GroupLimits(2, 512_000_000)
 
 
-@pytest.mark.parametrize("own", ["0::/docker/a", "0::/../outside/a"])
+@pytest.mark.parametrize("own", ["0::/docker/a", "0::/", "0::/../../outside", "0::/../outside/a"])
 def test_a_container_sees_its_own_group_where_its_tree_begins(own: str, tmp_path: Path) -> None:
     """Whatever its name is, which may be told from another root."""
     files = {"cpu.max": "200000 100000", "memory.max": "1000000"}
     assert told(tmp_path, f"{own}\n", files) == GroupLimits(2, 1_000_000)
 
 
-@pytest.mark.parametrize("content", ["", "max 100000", "0 100000", "100000 0", "many cores", "9" * 5000 + " 1"])
+@pytest.mark.parametrize(
+    "content", ["", "max", "max 100000", "-5 100000", "0 100000", "100000 0", "100000", "many cores", "9" * 5000 + " 1"]
+)
 def test_what_cannot_be_understood_limits_nothing(content: str, tmp_path: Path) -> None:
     files = {"cpu.max": content, "memory.max": "²" if content else "\n"}
     assert told(tmp_path, "0::/\n", files) == GroupLimits()
@@ -87,8 +89,10 @@ def test_threads_follow_what_the_process_may_use(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("prints", "known"),
     [
+        ("echo 24564", 24564 * 2**20),
         ("echo 81559; echo 24564", 24564 * 2**20),
         ("echo '[N/A]'", None),
+        ("echo 24564; exit 9", None),
         (None, None),
     ],
 )
@@ -119,3 +123,21 @@ def test_windows_is_told_of_wsl_before_anything_is_imported(monkeypatch: pytest.
     monkeypatch.setattr("sys.platform", "win32")
     with pytest.raises(SystemExit, match=r"E_SETTINGS: Windows has no file locks.*WSL"):
         console()
+
+
+def test_controllers_of_one_tree_are_found_in_whatever_order_they_are_told(tmp_path: Path) -> None:
+    """RHEL 7 tells of `cpuacct,cpu`; the folder is `cpu,cpuacct`, and `cpu` a link to it."""
+    files = {"cpu/a..b/cpu.cfs_quota_us": "150000\n", "cpu/a..b/cpu.cfs_period_us": "100000\n"}
+    assert told(tmp_path, "4:cpuacct,cpu:/a..b\n", files) == GroupLimits(2, None)
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("50000 100000", 1), ("100000 100000", 1), ("100001 100000", 2)])
+def test_a_part_of_a_core_is_one(quota: str, cores: int, tmp_path: Path) -> None:
+    assert told(tmp_path, "0::/\n", {"cpu.max": quota}).cores == cores
+
+
+def test_the_kernel_s_count_of_processes_ended_for_memory_is_read_where_there_is_one() -> None:
+    counted = resources.oom_kills()
+    lines = Path("/proc/vmstat").read_text() if Path("/proc/vmstat").is_file() else ""
+    assert (counted is None) == ("oom_kill " not in lines)
+    assert counted is None or counted >= 0

@@ -39,10 +39,13 @@ def test_the_core_inspects_probes_compares_merges_and_publishes(tmp_path: Path, 
     ("extra", "arguments"),
     [
         ("gpu", ("merge", RECIPE, "--out", "{out}", "--device", "cuda")),
+        ("eval", ("evaluate", "examples/zoo/math", "--suite", "zoo")),
         ("eval", ("run", RECIPE, "--to", "ada/merged", "--evaluate", "zoo")),
         ("eval", ("sweep", "examples/recipes/all_methods.yaml", "--out", "{out}")),
+        ("app", ("serve",)),
         ("app", ("demo",)),
         ("app", ("localhub", "--data", "{out}")),
+        ("app", ("watch", "examples/watchers/zoo.yaml")),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
@@ -73,3 +76,22 @@ def test_an_app_with_a_results_dataset_needs_what_evaluates_before_it_serves(
     with pytest.raises(MissingExtraError, match=r"HUBMERGE_RESULTS needs .*hubmerge\[eval\]"):
         serve(settings, host="127.0.0.1", port=1)
     assert not (tmp_path / "data").exists()
+
+
+def test_what_belongs_to_no_extra_stays_an_error_of_python() -> None:
+    assert extras.explained(ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) is None
+    assert extras.explained(ModuleNotFoundError("no name")) is None
+
+
+def test_an_app_that_cannot_write_its_data_folder_says_so(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    app = {"OAUTH_CLIENT_ID": "id", "OAUTH_CLIENT_SECRET": "secret", "HUBMERGE_DATA": str(tmp_path / "data")}
+    done = python("app.py", **app)
+    assert (done.returncode, done.stderr.splitlines()[-1][:16]) == (1, "hubmerge: E_DISK")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_app_of_a_hub_without_an_address_says_so() -> None:
+    done = python("app.py", HF_ENDPOINT="http://[hub")
+    assert done.returncode == 1
+    assert done.stderr.startswith("hubmerge: E_SETTINGS: the address of the Hub is not valid in HF_ENDPOINT")

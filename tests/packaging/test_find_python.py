@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from packaging_helpers import ROOT
 
 STUB = "echo no such version >&2; exit 127"  # as a version manager leaves them
@@ -57,3 +58,9 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
     assert without.returncode == 1
     assert without.stderr.startswith(f"{bare} lacks the module venv or ensurepip")
     assert [len(said.stderr.splitlines()) for said in (nothing, without)] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["python3.11", "python3.12", "python3.13", "python3.14", "python3", "python"])
+def test_any_name_of_a_fit_python_will_do(tmp_path: Path, name: str) -> None:
+    fit = _place(tmp_path / "bin", name, FIT)
+    assert _find(tmp_path / "bin").stdout == fit + "\n"

@@ -80,9 +80,10 @@ def test_an_extras_modules_are_those_of_its_packages(extra: str) -> None:
     ("python", "beside"),
     [
         ("3.12", ("gradio[mcp,oauth]=={gradio}", *PLATFORM)),  # a Gradio Space, which knows no constraints
-        ("3.11", ("-c constraints.txt",)),  # as the Dockerfile does, and the oldest Python, in its first release
+        ("3.12", ("-c constraints.txt",)),  # the Dockerfile
+        ("3.11", ("-c constraints.txt",)),  # the oldest Python, in its first release
     ],
-    ids=["gradio-space", "oldest"],
+    ids=["gradio-space", "image", "oldest"],
 )
 def test_what_a_space_installs_resolves(python: str, beside: tuple[str, ...]) -> None:
     pinned = _requirements("requirements.txt")
@@ -93,3 +94,9 @@ def test_what_a_space_installs_resolves(python: str, beside: tuple[str, ...]) ->
     for name, requirement in pinned.items():
         assert _pin(found[name]) == _pin(requirement)
     assert len(found) > 150
+
+
+def test_the_core_is_about_ten_packages_none_of_which_runs_models_or_pages() -> None:
+    core = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    assert len(core) <= 12
+    assert core.isdisjoint({"torch", "gradio", "lighteval", "transformers", "pandas", "starlette", "sqlalchemy"})

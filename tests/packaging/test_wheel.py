@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
@@ -56,13 +57,19 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
 def test_the_wheel_has_the_licence_the_types_and_the_examples_and_no_tests(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
+        said = HeaderParser().parsestr(archive.read(metadata).decode())
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"hubmerge", "localhub", "workflows"}
     assert {name.rsplit("/", 1)[1] for name in names if "/licenses/" in name} == {"LICENSE"}
     assert {"hubmerge/py.typed", "hubmerge/output/card.md.jinja"} <= names
     assert {"hubmerge/docs/api.md", "hubmerge/docs/glossary.md"} <= names  # the app shows them
-    assert "hubmerge/examples/zoo/mem/model.safetensors" in names
+    for model in ("base", "math", "tool", "mem"):
+        assert f"hubmerge/examples/zoo/{model}/model.safetensors" in names
     assert {"hubmerge/examples/recipes/ram_plus.yaml", "hubmerge/examples/watchers/zoo.yaml"} <= names
     assert wheel.stat().st_size < 5_000_000
+    assert said["License-Expression"] == "Apache-2.0"
+    assert said["Author"] == "The hubmerge authors"
+    assert len(said.get_all("Project-URL", [])) >= 3
     modules = {
         path.relative_to(ROOT).as_posix()
         for top in ("hubmerge", "localhub", "workflows")

@@ -10,6 +10,9 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from datasets_by_hand import publish
+from huggingface_hub import HfApi
+from processes import python
 from pydantic import ValidationError
 from sensitivity_helpers import PAIRS, llama, write_rows
 
@@ -58,14 +61,16 @@ def test_the_digest_is_over_the_exact_texts_in_their_order():
     [
         ('{"q": "x"}', "a column is missing in row 2 of a.jsonl: expected a, got q"),
         ('{"q": "x", "a": 3}', "column 'a' is no text in row 2 of a.jsonl: expected text, got int"),
+        ('{"q": null, "a": "y"}', "column 'q' is no text in row 2 of a.jsonl: expected text, got NoneType"),
         ('["x", "y"]', "a row that is no table in row 2 of a.jsonl"),
         ('{"q": "x", "a": "\\ud800"}', "column 'a' is no valid text in row 2 of a.jsonl"),
+        ('{"q": "x", "a"', "a row is not valid JSON in row 2 of a.jsonl"),
         ("[" * 100_000, "a row is not valid JSON in row 2 of a.jsonl"),
         ('{"q": "x", "a": "' + "y" * 200_001, "a row is too long in row 2 of a.jsonl: expected at most 200000 bytes"),
     ],
 )
 def test_a_row_that_is_no_pair_is_named(tmp_path, row, message, monkeypatch):
-    monkeypatch.setattr(module, "MAX_LINE_BYTES", 200_000)
+    monkeypatch.setattr("hubmerge.sensitivity.pairs.MAX_LINE_BYTES", 200_000)
     (tmp_path / "a.jsonl").write_text('{"q": "x", "a": "y"}\n' + row + "\n")
     with pytest.raises(SensitivityError) as caught:
         load_pairs(spec(tmp_path / "a.jsonl"))
@@ -173,9 +178,11 @@ def one(tokenizer, prompt: str, answer: str, max_tokens: int = 32, context: int 
         pytest.param(Words(eos=None), "5 6", "7", ((5, 6, 7), 1), id="a tokenizer without one adds none"),
         pytest.param(Words(), "5 6", "7 <eos>", ((5, 6, 7, 2), 2), id="an answer that ends with it gets no second"),
         pytest.param(Words(bos=True), "5 6", "7", ((1, 5, 6, 7, 2), 2), id="a BOS stands before the prompt alone"),
+        pytest.param(Words(bos=True), "", "7", ((1, 7, 2), 2), id="a BOS is a prompt"),
         pytest.param(Words(bos=True), "<bos> 5", "7", ((1, 5, 7, 2), 2), id="a BOS of the prompt gets no second"),
         pytest.param(Words(closes=True), "5 6", "7", ((5, 6, 7, 2), 2), id="an EOS after the prompt is taken away"),
         pytest.param(Words(), "5 <eos>", "7", ((5, 2, 7, 2), 2), id="an EOS of the prompt stays"),
+        pytest.param(Words(closes=True), "5 <eos>", "7", ((5, 2, 7, 2), 2), id="an EOS of the prompt gets no second"),
         pytest.param(Words(bos=True, eos=1), "", "7", ((1, 7, 1), 2), id="a BOS is a prompt, also where it is the EOS"),
     ],
 )
@@ -183,7 +190,7 @@ def test_the_answer_begins_and_ends_where_it_should(tokenizer, prompt, answer, e
     assert one(tokenizer, prompt, answer) == expected
 
 
-@pytest.mark.parametrize(("prompt", "answer"), [("5 6", "  "), ("5 6", "<eos>"), (" ", "7")])
+@pytest.mark.parametrize(("prompt", "answer"), [("5 6", ""), ("5 6", "  "), ("5 6", "<eos>"), (" ", "7")])
 def test_an_answer_or_a_prompt_without_tokens_is_refused(prompt, answer):
     empty = "an answer" if prompt.strip() else "a prompt"
     with pytest.raises(SensitivityError, match=f"{empty} without tokens in row 7"):
@@ -220,3 +227,75 @@ def test_the_context_of_a_model_is_known(tmp_path):
         SensitivityError, match=r"at most 64 tokens \(the model's context\), got 72: prompt 1, answer 71"
     ):
         tokenized_in(tmp_path / "model", "the model", [Pair("w3", "w4 " * 70, 6)], 1000)
+
+
+_CHILD = """
+import json, sys, warnings
+warnings.simplefilter("error")
+from pathlib import Path
+from hubmerge.errors import HubmergeError
+from hubmerge.hub.client import Hub
+from hubmerge.recipe.calibration import CalibrationSpec
+from hubmerge.sensitivity import pairs as module
+from hubmerge.sensitivity.pairs import load_pairs
+module.MAX_ROWS = int(sys.argv[4])
+out = []
+for changes in json.loads(sys.argv[3]):
+    spec = CalibrationSpec(**{"prompt": "q", "answer": "a", "max_pairs": 10, **changes})
+    try:
+        pairs = load_pairs(spec, Hub(sys.argv[1]), cache=Path(sys.argv[2]))
+        out.append([[p.prompt, p.answer] for p in pairs])
+    except HubmergeError as error:
+        out.append(str(error))
+print(json.dumps(out))
+"""
+
+
+def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_hub, tmp_path):
+    api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+
+    def upload(repo: str, rows: list[dict]) -> str:
+        return publish(api, repo, {"train.jsonl": write_rows(tmp_path / "train.jsonl", rows).read_bytes()})
+
+    first = upload("ada/calibration", ROWS)
+    upload("ada/calibration", ROWS[:20])
+    upload("ada/calibration-long", [*ROWS, ROWS[0]])
+    publish(api, "ada/calibration-script", {"calibration-script.py": b"", "train.jsonl": b"{}"})
+    parts = {f"{name}.jsonl": write_rows(tmp_path / name, ROWS[at:]).read_bytes() for name, at in (("a", 3), ("b", 5))}
+    configs = "configs:\n" + "".join(f"- {{config_name: {n[0]}, data_files: {n}}}\n" for n in parts)
+    publish(api, "ada/calibration-parts", {"README.md": f"---\n{configs}---\n".encode(), **parts})
+    data, several = {"data": "ada/calibration"}, {"data": "ada/calibration-parts"}
+    asked = [
+        {**data, "revision": first},
+        data,
+        {**data, "split": "train[:5]"},
+        {**data, "split": "nope"},
+        {**data, "answer": "nope"},
+        {"data": "ada/not-there"},
+        {"data": "ada/calibration-long"},
+        {"data": "ada/calibration-script"},
+        {**several, "subset": "b"},
+        several,
+        {**several, "subset": "c"},
+    ]
+    # the datasets library reads the endpoint when it is imported, hence a process of its own
+    words = local_hub.endpoint, str(tmp_path / "cache"), json.dumps(asked), str(len(ROWS))
+    child = python("-c", _CHILD, *words, HF_ENDPOINT=local_hub.endpoint, HF_HOME=str(tmp_path / "home"))
+    assert child.stderr == ""
+    pinned, newest, five, no_split, no_column, nothing, too_long, script, *parted = json.loads(child.stdout)
+    subset, no_subset, other_subset = parted
+    for found, rows in ((pinned, ROWS), (newest, ROWS[:20]), (subset, ROWS[5:])):
+        assert [tuple(p) for p in found] == texts(
+            load_pairs(spec(write_rows(tmp_path / "a.jsonl", rows), max_pairs=10))
+        )
+    assert sorted(map(tuple, five)) == [(row["q"], row["a"]) for row in ROWS[:5]]
+    assert no_split.startswith("E_SOURCE: the dataset cannot be read in ada/calibration, split nope")
+    assert no_column == "E_SENSITIVITY: a column is missing in ada/calibration: expected nope, got q, a, other."
+    assert nothing.startswith("E_SOURCE: the dataset cannot be read in ada/not-there")
+    assert script.startswith("E_SOURCE: the dataset cannot be read in ada/calibration-script")
+    for said in (no_subset, other_subset):
+        assert said.startswith("E_SOURCE: the dataset cannot be read in ada/calibration-parts, split train: got ")
+        assert "vailable" in said
+        assert "['a', 'b']" in said
+        assert "Check its id, revision, subset and split" in said
+    assert too_long.startswith("E_SENSITIVITY: the split has too many rows in ada/calibration-long")

@@ -208,7 +208,7 @@ def begun_at(seen: list[int]):
     return lambda stage, done, total, unit: seen.append(done) if stage == "sensitivity" else None
 
 
-@pytest.mark.parametrize("cancelled_at", [0, 3])
+@pytest.mark.parametrize("cancelled_at", [0, 1, 3, 5])
 def test_a_cancelled_computation_goes_on_where_it_was(made, folder, tmp_path, cancelled_at):
     out = tmp_path / "s.safetensors"
     with pytest.raises(errors.CancelledError):
@@ -262,13 +262,14 @@ def test_a_file_of_another_computation_is_never_overwritten(made, folder, tmp_pa
     assert (tmp_path / "text").read_text() == "something else entirely"
 
 
-def test_a_folder_of_somebody_else_where_it_would_work_is_left_alone(folder, tmp_path):
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_folder_of_somebody_else_where_it_would_work_is_left_alone(folder, tmp_path, resume):
     out = tmp_path / "s.safetensors"
     theirs = out.with_name("s.safetensors.work") / "thesis"
     theirs.mkdir(parents=True)
     (theirs / "chapter.tex").write_text("years of work")
     with pytest.raises(errors.TargetExistsError, match=r"files of somebody else.*got thesis"):
-        compute(folder, out, resume=False)
+        compute(folder, out, resume=resume)
     assert (theirs / "chapter.tex").read_text() == "years of work"
 
 
@@ -323,3 +324,17 @@ def test_a_square_that_overflows_names_its_tensor(folder, tmp_path, monkeypatch)
     with pytest.raises(errors.NonFiniteError, match=r"model\.norm\.weight"):
         compute(folder, tmp_path / "s.safetensors")
     assert not (tmp_path / "s.safetensors").exists()
+
+
+@pytest.fixture
+def cancelled(folder, tmp_path) -> Path:
+    """Where the file will be of a computation that was cancelled after two pairs."""
+    with pytest.raises(errors.CancelledError):
+        compute(folder, tmp_path / "s.safetensors", progress=cancel_at(2))
+    return tmp_path / "s.safetensors"
+
+
+def test_an_unfinished_computation_on_other_pairs_is_not_taken_up(folder, cancelled):
+    with pytest.raises(errors.TargetExistsError, match="unfinished"):
+        compute(folder, cancelled, pairs=PAIRS[::-1])
+    compute(folder, cancelled)

@@ -107,3 +107,18 @@ def test_what_the_machine_cannot_hold_is_refused_before_a_weight_is_fetched(reci
     with pytest.raises(DiskError, match="not enough disk"):
         merge(prepared, hub, tmp_path / "work", None)
     assert not list((tmp_path / "work").rglob("*.safetensors"))
+
+
+def test_the_need_is_that_of_the_weights_the_sums_and_every_result(recipe: dict[str, Any], hub: Hub) -> None:
+    plan = planned(recipe, hub).plan
+    floats = plan.elements
+    assert plan.agents[0].weight_bytes == pytest.approx(2 * floats, rel=0.02)
+    kept = plan.output_bytes + plan.companions.bytes
+    assert disk.sensitivity_need([plan]) == 2 * 4 * floats
+    assert disk.sensitivity_need([plan, plan]) == disk.sensitivity_need([plan]), "variants share what agents have"
+    assert disk.computing_need(plan, 0) == plan.agents[0].weight_bytes + 3 * 4 * floats
+    assert disk.computing_peak(plan) == disk.computing_need(plan, 1) + 4 * floats
+    assert disk.least_need(plan, uploaded=False) == max(kept + 8 * floats, disk.computing_peak(plan))
+    assert disk.most_use(plan, uploaded=False) == max(
+        plan.download_bytes + kept + 8 * floats, disk.computing_peak(plan)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -14,10 +15,12 @@ import pytest
 from builders import T, llama_config, llama_shapes, random_base, tensor, tokenizer_files, write_model
 from huggingface_hub import HfApi
 from plan_helpers import opened
+from processes import printed_by
 from safetensors.numpy import load_file, save_file
 from sensitivity_helpers import PAIRS, SPEC, compute, llama, load, write_rows
 
 from hubmerge.cli.main import main
+from hubmerge.cli.options import of_sensitivity
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import FormatError, SensitivityError, SourceNotFoundError
 from hubmerge.hub.client import Hub
@@ -28,6 +31,7 @@ from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_s
 from hubmerge.sensitivity.network import Network
 from hubmerge.sensitivity.pairs import Pair, digest, load_pairs
 from hubmerge.sources.open import open_model
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 _PARTS = {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": "musicgen_decoder"}
 TWO_TEXTS = {"model_type": "musicgen", **{part: {"model_type": kind} for part, kind in _PARTS.items()}}
@@ -80,7 +84,7 @@ def test_missing_extra_and_misshapen_tensors_are_listed_together(made, folder, t
     assert len(caught.value.problems) == 3
 
 
-@pytest.mark.parametrize("value", [-1e-30, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-1e-30, float("nan"), float("inf"), float("-inf")])
 def test_values_that_no_square_has_are_counted_by_tensor(made, folder, tmp_path, value):
     def change(tensors):
         tensors["model.norm.weight"][[3, 7]] = value
@@ -160,14 +164,23 @@ NO_MODEL = "a model that transformers does not know"
         ({}, {"vocab_size": 41}, {}, r"does not fit its own config\.json|cannot load"),
         ({}, {"quantization_config": {"quant_method": "fp8"}}, {}, "quantized weights"),
         ({}, {"pad_token_id": 99}, {}, "a model that transformers cannot load"),
+        ({}, {"num_attention_heads": 0}, {}, NO_MODEL),
         ({}, {"num_hidden_layers": "two"}, {}, NO_MODEL),
         ({}, TWO_TEXTS, {}, NO_MODEL),
         ({}, {"model_type": "t5"}, {}, "a model that has no likelihood of an answer after a prompt"),
         ({}, {}, {"tokenizer.json": b"{}"}, "a tokenizer that transformers cannot read"),
-        ({}, {}, tokenizer_files(90), "a token that the model does not have in row 6"),
+        (
+            {},
+            {},
+            tokenizer_files(90),
+            "a token that the model does not have in row 6",
+        ),
         ({}, {}, None, "no tokenizer"),
     ],
-    ids=str,
+    ids=[
+        *("too many", "too few", "other shapes", "quantized", "padding", "heads", "types", "two texts", "encoder"),
+        *("a broken tokenizer", "another vocabulary", "no tokenizer"),
+    ],
 )
 def test_a_model_that_can_have_none_is_refused_with_its_reason(tmp_path, tensors, config, files, reason):
     stored = {name: value for name, value in base(**tensors).items() if value is not None}
@@ -231,3 +244,74 @@ def test_the_command_writes_the_file_and_tells_what_it_is(tmp_path, capsys, monk
     assert out.stat().st_mtime_ns != before
     assert run(*words, "--max-pairs", 0) == 1
     assert "this must be greater than or equal to 1 in --max-pairs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"format": "hubmerge-sensitivity-2"},
+        {"pairs": "0"},
+        {"pairs": "many"},
+        {"data_digest": "abc"},
+        {"model_sha": "../../etc"},
+        {"surprise": "yes"},
+        {"model_id": "x" * 1000},
+    ],
+)
+def test_metadata_of_another_kind_is_refused(made, tmp_path, metadata):
+    with pytest.raises(SensitivityError, match="not a sensitivity file"):
+        rewritten(made, tmp_path / "s.safetensors", **metadata)
+
+
+def test_a_file_that_became_shorter_is_told(made, folder, tmp_path):
+    path = shutil.copy(made.path, tmp_path / "s.safetensors")
+    known = read_sensitivity(path)
+    os.truncate(path, made.size - 1)
+    with pytest.raises(SensitivityError, match="became shorter"):
+        check_sensitivity(known, opened(folder))
+
+
+def test_it_is_read_like_any_other_source(made):
+    source = made.as_model()
+    values = load_file(made.path)
+    with TensorReader([source], LocalOrFetched(Hub(), made.path.parent)) as reader:
+        for name, stored in source.tensors.items():
+            flat = values[name].reshape(-1)
+            half = flat.size // 2
+            np.testing.assert_array_equal(reader.raw(0, stored, half, flat.size - half), flat[half:])
+
+
+def test_a_nan_in_the_weights_is_found_before_the_first_pair(tmp_path):
+    tensors = base()
+    tensors["model.norm.weight"].raw[3] = 0x7FC0
+    text = refused(write_model(tmp_path / "model", tensors), tmp_path)
+    assert "loaded weights are not the stored ones" in text
+    assert "model.norm.weight" in text
+
+
+def test_arguments_that_make_no_sense_are_listed_together(tmp_path, capsys):
+    words = ("x/y", "--data", "d", "--prompt", "q", "--answer", "", "--out", tmp_path / "s", "--max-pairs", 0)
+    assert run(*words) == 1
+    told = capsys.readouterr().err
+    assert told.count("E_SENSITIVITY") == 2
+    assert "--answer" in told
+    assert "this must be greater than or equal to 1 in --max-pairs" in told
+
+
+def test_importing_the_package_loads_neither_torch_nor_transformers():
+    code = (
+        "import sys, hubmerge.sensitivity.of_plan\n"
+        "print({'torch', 'transformers', 'datasets', 'accelerate', 'huggingface_hub'} & set(sys.modules))"
+    )
+    assert printed_by(code) == "set()\n"
+
+
+def test_the_defaults_in_the_help_are_those_of_the_specification():
+    parser = argparse.ArgumentParser()
+    of_sensitivity(parser)
+    text = " ".join(parser.format_help().split())
+    defaults = CalibrationSpec(data="d", prompt="q", answer="a")
+    assert f"texts ({defaults.max_pairs})" in text
+    assert f"of one pair ({defaults.max_tokens})" in text
+    assert f"chosen ({defaults.seed})" in text
+    assert f"of a Hub dataset ({defaults.split})" in text

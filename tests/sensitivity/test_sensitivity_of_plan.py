@@ -174,7 +174,7 @@ def test_what_ignore_names_needs_no_sensitivity(data, tmp_path):
     assert all(torch.equal(found[name], plain[name]) for name in plain)
 
 
-def test_a_merge_of_the_same_tokens_takes_what_was_kept(tmp_path, monkeypatch):
+def test_a_merge_of_the_same_tokens_takes_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "1 + 1 =", "answer": "2"}])
 
@@ -185,10 +185,14 @@ def test_a_merge_of_the_same_tokens_takes_what_was_kept(tmp_path, monkeypatch):
     first = merged("a")
     kept = sorted((tmp_path / "data" / "sensitivity").iterdir())
     assert [p.suffix for p in kept] == [".safetensors"] * 2
-    os.truncate(kept[0], kept[0].stat().st_size // 2)  # a disk that lost power may leave it so
+
+    for path in kept:
+        os.truncate(path, path.stat().st_size // 2)  # a disk that lost power may leave it so
     assert merged("damaged") == first
+
     computed = "hubmerge.sensitivity.compute.compute_sensitivity"
     monkeypatch.setattr(computed, lambda *_, **__: pytest.fail("computed again"))
+    assert merged("b") == first
     write_rows(rows, [{"prompt": "1  +  1 =", "answer": "2"}])  # another text, which the tokenizer reads alike
     assert merged("c") == first
 
@@ -272,11 +276,18 @@ def test_rows_that_are_read_apart_are_those_read_here(hub, publish, ada, data):
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({"train.jsonl": b'{"prompt": "1 + 1 =", "answer": ""}'}, "an answer without tokens in row 1"),
+        (
+            {"train.jsonl": json.dumps({"prompt": "1 + 1 =", "answer": ""}).encode()},
+            "an answer without tokens in row 1",
+        ),
+        ({"train/a.png": b"\x89PNG", "train/b.png": b"\x89PNG"}, "a dataset in a format that is not read"),
         ({"test.jsonl": ROWS}, "the dataset cannot be read"),
     ],
+    ids=["rows", "format", "split"],
 )
-def test_what_cannot_be_used_has_its_reason(hub, publish, files, reason):
+def test_what_cannot_be_used_has_its_reason(
+    hub: Hub, publish: Publish, files: Mapping[str, bytes], reason: str
+) -> None:
     with pytest.raises(HubmergeError, match=reason):
         read(publish(files), hub)
 
@@ -327,3 +338,42 @@ def test_private_data_is_told_of_by_no_public_merge_unless_somebody_says_so_outr
         prepared(Target("ada/merged-by-private-rows", private=False))
     assert prepared(Target("ada/merged-by-private-rows", private=True)) == (True, True)
     assert prepared(Target("ada/merged-by-private-rows", private=False, expose=True)) == (True, True)
+
+
+def test_other_rows_are_another_merge_and_a_finished_folder_of_the_old_ones_says_so(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = prepared(data)
+    assert merge(tmp_path, data) == 0
+    assert merge(tmp_path, data) == 0  # finished before
+    capsys.readouterr()
+    with_another_answer(data)
+    after = prepared(data)
+    assert after.identity != before.identity
+    assert plan_identity(after.plan) != plan_identity(before.plan)  # nor is an unfinished one gone on with
+    assert merge(tmp_path, data) == 1
+    assert "another finished merge is here" in capsys.readouterr().err
+
+
+def test_another_tokenizer_is_another_merge_and_takes_none(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+    agent = tmp_path / "agent"
+    shutil.copytree(ZOO / "math", agent)
+    agents = [str(agent), str(ZOO / "tool")]
+    before = prepared(data, agents=agents)
+    assert merge(tmp_path, data, agents=agents) == 0
+    kept = {p.name for p in (tmp_path / "data" / "sensitivity").iterdir()}
+    tokenizer = json.loads((agent / "tokenizer.json").read_text())
+    tokenizer["post_processor"] = None  # no BOS in front
+    (agent / "tokenizer.json").write_text(json.dumps(tokenizer))
+    after = prepared(data, agents=agents)
+    assert after.plan.agents[0].ref.sha == before.plan.agents[0].ref.sha
+    assert after.identity != before.identity
+    assert merge(tmp_path, data, "second", agents=agents) == 0
+    made = {p.name for p in (tmp_path / "data" / "sensitivity").iterdir()} - kept
+    assert len(made) == 1  # the other agent's is taken
+
+
+Publish = Callable[..., str]
