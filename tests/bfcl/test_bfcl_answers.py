@@ -295,6 +295,9 @@ def test_a_value_matches_by_type_and_key(language, value, schema, values, verdic
 )
 def test_a_row_of_another_shape_is_refused_by_name(parts: dict[str, Any]) -> None:
     own = own_task("bfcl_simple_python")
+    good = rows("simple_python")[0]
+    assert own.reference(good)
+    assert own.prompt(good)
     row = {"id": "x", "question": "[]", "function": "[]", "ground_truth": "[]", **parts}
     for read in (own.reference, own.prompt):
         with pytest.raises(EvaluationError, match="row x"):

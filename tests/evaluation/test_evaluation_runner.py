@@ -208,7 +208,7 @@ def test_a_folder_may_have_any_path_where_folders_are_allowed(scripted, tmp_path
 @pytest.mark.parametrize(
     "options",
     [
-        *({"wall_s": float("nan")}, {"wall_s": float("inf")}),
+        *({"wall_s": float("nan")}, {"wall_s": float("inf")}, {"wall_s": 2e9}),
         *({"batch_size": 0}, {"batch_size": 10**6 + 1}),  # a result could not name more
     ],
     ids=str,

@@ -241,3 +241,7 @@ def test_contexts_do_not_depend_on_the_order_of_rows_or_on_a_global_seed() -> No
     shuffled = rows[:]
     random.shuffle(shuffled)
     assert [dict(row) for row in task.expand(shuffled)] == first
+
+
+def test_the_count_of_tokens_takes_the_larger_of_words_and_bytes() -> None:
+    assert [size_of(text).tokens for text in ("a b c", "x" * 41, "漢" * 8, "")] == [4, 11, 6, 0]

@@ -81,10 +81,13 @@ FORGED = {
 
 
 @pytest.mark.parametrize("kind", FORGED)
-def test_nothing_that_a_solution_does_to_python_passes_its_tests(kind: str) -> None:
-    tests = "assert abs(answer() - 42) < 1e-6 if not isinstance(answer(), str) else answer() == '42'"
-    assert run_python("answer = lambda: 42", tests)
-    assert not run_python(FORGED[kind], tests)
+def test_nothing_that_a_solution_does_to_python_passes_its_tests(kind):
+    for tests in (
+        "assert abs(answer() - 42) < 1e-6 if not isinstance(answer(), str) else answer() == '42'",
+        "assert answer() == 42 or abs(answer() - 42) < 1e-6",
+    ):
+        assert run_python("answer = lambda: 42", tests)
+        assert not run_python(FORGED[kind], tests)
 
 
 def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions():
@@ -150,6 +153,7 @@ def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions():
         ("import fcntl, os; fcntl.flock(os.open(os.__file__, 0), fcntl.LOCK_EX)", "PermissionError"),
         ("import fcntl, os; fcntl.lockf(os.open(os.__file__, 0), fcntl.LOCK_SH)", "PermissionError"),
         ("import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 0)", "PermissionError"),
+        ("import os; os.setuid(4711)", "PermissionError"),  # also as root, whose powers are given up
         ("import resource as r, os; r.prlimit(os.getppid(), r.RLIMIT_CPU)", "PermissionError"),
         ("open('here', 'w')", "OSError: [Errno 30]"),
         ("open('VICTIM', 'a')", "OSError: [Errno 30]"),
