@@ -66,13 +66,18 @@ def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = (
         try:
             result = parse_result(data, where=path)
         except ResultError as error:
-            refused.append(Refusal(path, error.problems[0].got or error.what))
+            refused.append(_refusal(path, error.problems[0].got or error.what))
             continue
         if (belongs := result_path(result)) != path:
-            refused.append(Refusal(path, f"its content belongs at {belongs[:300]}"))
+            refused.append(_refusal(path, f"its content belongs at {belongs[:300]}"))
             continue
         results.append(result)
     return ResultFiles(tuple(results), tuple(flags), tuple(refused), frozenset(trusted))
+
+
+def _refusal(path: str, reason: str) -> Refusal:
+    """A file's, whose name may be no UTF-8."""
+    return Refusal(path.encode("utf-8", "replace").decode(), reason)
 
 
 def readable(sizes: Mapping[str, int]) -> tuple[list[str], list[Refusal]]:
@@ -84,7 +89,7 @@ def readable(sizes: Mapping[str, int]) -> tuple[list[str], list[Refusal]]:
         if not (path == FLAGS or (path.startswith(RESULTS) and path.endswith(".json"))):
             continue
         if sizes[path] > limit:
-            refused.append(Refusal(path, f"{sizes[path]} bytes, at most {limit} are read"))
+            refused.append(_refusal(path, f"{sizes[path]} bytes, at most {limit} are read"))
         elif len(paths) == MAX_FILES:
             refused.append(Refusal(RESULTS, f"more than {MAX_FILES} files"))
             break
@@ -111,7 +116,7 @@ def read_folder(folder: Path, trusted: Collection[str] = ()) -> ResultFiles:
     links = sorted(_below(folder, path) for path in found if path.is_symlink())
     if not (folder / RESULTS).is_dir():
         refused.append(Refusal(RESULTS, f"no such folder in {folder}"))
-    refused += [Refusal(p, _LINK) for p in links if p == FLAGS or f"{p}/".startswith(RESULTS)]
+    refused += [_refusal(p, _LINK) for p in links if p == FLAGS or f"{p}/".startswith(RESULTS)]
     parsed = parse_files(((path, (folder / path).read_bytes()) for path in paths), trusted)
     return replace(parsed, refused=(*parsed.refused, *refused))
 

@@ -12,14 +12,14 @@ import pytest
 from board_helpers import ENVIRONMENT, TRUSTED, family, own, result, task, written
 from processes import Done, Refused
 
-from hubmerge.board.export import board_json, suite_csv
+from hubmerge.board.export import board_json, row_data, suite_csv
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
 from hubmerge.board.values import Flag
 from hubmerge.output.card_scores import scores_view
 from workflows.app.model_panels import score_sections
 
-FORMULAS = ("=HYPERLINK(1)", "@SUM(A1)", "\n=1", "  -1", "＝1")
+FORMULAS = ("=HYPERLINK(1)", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", "  =1", "＝1")
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
@@ -38,12 +38,17 @@ def test_no_cell_of_the_csv_begins_a_formula(text: str) -> None:
 
 
 def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:
-    rows = {r["model"]: r for r in rows_of(suite_csv(build_board(family()).suites[0]))}
+    *others, last = family()
+    facts = last.facts.model_copy(update={"effective_scales": (1.02, 1.1000001)})
+    board = build_board([*others, last.model_copy(update={"facts": facts})])
+    rows = {r["model"]: r for r in rows_of(suite_csv(board.suites[0]))}
     merge, base = rows["org/merge"], rows["org/base"]
     assert float(merge["instruction_change"]) == pytest.approx(-0.05)
-    assert (merge["effective_scales"], merge["density"]) == ("1.02; 1.1", "0.25")
+    assert merge["effective_scales"] == "1.02; 1.1000001"
+    assert merge["instruction_change"].startswith("-")
     assert (merge["math"], merge["skills_kept"], merge["skills_of_parents"]) == ("0.66", "2", "2")
     assert float(merge["gain_kept"]) == pytest.approx(0.995)
+    assert merge["density"] == "0.25"
     assert (base["skills_kept"], base["method"], base["density"]) == ("", "", "")
 
 
@@ -54,6 +59,20 @@ def test_a_domain_that_is_called_like_a_column_hides_none() -> None:
     assert (row["model"], row["agents"], row["overall"]) == ("org/odd", "0", "0.5")
     assert {name: float(row[f"score_{name}"]) for name in scores} == scores
     assert float(row["math_low"]) < float(row["math"]) == float(row["score_math_low"])
+
+
+def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
+    board = build_board([*family(), result("<b>", "1", {"math": 1.0})], [Flag("withdrawn", "org/math")])
+    data = json.loads(board_json(board))
+    [suite] = data["suites"]
+    assert (suite["suite"], suite["version"], suite["split"], suite["versions"]) == ("trio", "1", "test", ["1"])
+    assert suite["domains"] == ["math", "instruction", "code"]
+    merge = next(r for r in suite["rows"] if r["model"] == "org/merge")
+    inherited = {"kind": "withdrawn", "reason": "", "inherited_from": "org/math"}
+    assert merge["flags"] == [inherited]
+    assert (merge["skills"]["kept"], merge["skills_rank"]) == (2, None)  # flagged: it has no rank
+    assert merge["skills"]["skills"][0]["value"] == pytest.approx(1.15)
+    assert [r["reason"] for r in data["refused"]] == ["its model is not a repo's name"]
 
 
 def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
@@ -149,6 +168,7 @@ def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, done: Don
 def test_prompts_that_were_cut_are_told_on_page_and_card() -> None:
     cut = result("org/short", "1", [task("a", "math", 0.5, truncated=3), task("b", "math", 0.5)])
     [suite] = build_board([cut]).suites
+    assert [t["truncated"] for t in row_data(suite.rows[0])["tasks"]] == [3, None]
     assert str(score_sections([(suite, suite.rows[0])], "https://huggingface.co")).count("100, 3 cut") == 1
     lines = scores_view([t.model_dump() for t in cut.tasks], [])["lines"]
     assert ["3 prompts cut" in line[2][0] for line in lines] == [True, False]

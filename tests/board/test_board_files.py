@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from board_helpers import ENVIRONMENT, family, result_data, sha, task, written
 
+from hubmerge.board.export import board_json
 from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, read_folder, results_folder
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import Flag
@@ -39,6 +40,7 @@ ROWS = {
     "deep": b"[" * 100_000,
     "a list": b"[]",
     "NaN": scored().replace(b'"value": 0.5', b'"value": NaN'),
+    "a number as text": scored(value="0.5"),
     "true as a number": scored(value=True),
     "above its maximum": scored(value=1.01),
     "below zero": scored(value=-0.01),
@@ -64,6 +66,7 @@ ROWS = {
     "a seed beyond 64 bits": hostile(environment={**ENVIRONMENT, "seed": 2**63}),
     "a time beyond reason": hostile(environment={**ENVIRONMENT, "seconds": 1e300}),
     "a foreign field": hostile(extra=1),
+    "a missing field": hostile(facts={}),
     "another sha": hostile(sha=sha("8")),
     "another model": hostile(model="org/base"),
     "another suite": hostile(suite="other"),
@@ -93,7 +96,7 @@ def test_flags_are_read_one_by_one() -> None:
         {"kind": "withdrawn", "model": "org/base", "sha": sha("b")},
         {"kind": "loved", "model": "org/base"},
         {"kind": "withdrawn", "model": "<b>"},
-        *({"kind": "withdrawn", "model": "org/base", "sha": odd} for odd in (5, "b" * 7)),
+        *({"kind": "withdrawn", "model": "org/base", "sha": odd} for odd in (5, "b" * 7, "main")),
         {"kind": "withdrawn", "model": "org/base", "more": 1},
         "withdrawn",
     ]
@@ -101,10 +104,12 @@ def test_flags_are_read_one_by_one() -> None:
     read = parse_files([("flags.json", json.dumps({"flags": [*entries, *half]}).encode())])
     told = Flag("contaminated", "org/math", None, "leaked =1+1\n  [2J")
     assert read.flags == (told, Flag("withdrawn", "org/base", sha("b")))
-    assert [r.where for r in read.refused] == [f"flags.json, entry {k}" for k in range(3, 11)]
+    assert [r.where for r in read.refused] == [f"flags.json, entry {k}" for k in range(3, 12)]
 
 
 BROKEN = (
+    b"{",
+    b"null",
     b"[]",
     b'{"flags": 1}',
     b"[" * 100_000,
@@ -113,7 +118,7 @@ BROKEN = (
 )
 
 
-@pytest.mark.parametrize("data", BROKEN, ids=range(5))
+@pytest.mark.parametrize("data", BROKEN, ids=range(7))
 def test_a_broken_file_of_the_keepers_is_refused_as_a_whole_and_the_results_are_read(data: bytes) -> None:
     read = parse_files([*stored(*family()), ("flags.json", data)])
     assert (read.flags, len(read.results)) == ((), 4)
@@ -143,6 +148,18 @@ def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(
     read = read_folder(tmp_path)
     assert len(read.results) == 2
     assert {r.reason for r in read.refused} == {"more than 2 files"}
+
+
+def test_a_file_whose_name_is_no_text_is_refused_and_told(tmp_path: Path) -> None:
+    written(tmp_path, *family())
+    try:
+        (tmp_path / "results" / "a\udcff.json").write_bytes(b"{")
+        (tmp_path / "results" / "b\udcff.json").write_bytes(b" " * (MAX_RESULT_BYTES + 1))
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    read = read_folder(tmp_path)
+    assert [r.where for r in read.refused] == ["results/a?.json", "results/b?.json"]
+    board_json(build_board(read.results, read.flags, refused=read.refused)).encode()
 
 
 def test_a_folder_without_results_says_so_and_a_missing_one_is_told(tmp_path: Path) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from board_helpers import result, sha, task
+from builders import random_base, sparse_agent, write_model
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
+from plan_helpers import plan_of
 from report_helpers import report
+from stream_helpers import report_of, run
 
 from hubmerge.board.eval_results import evaluation_rows, publish_scores
 from hubmerge.errors import PermissionDeniedError
@@ -112,7 +116,13 @@ def test_a_card_that_somebody_edited_stays(hub: Hub, ada: HfApi, repo: str) -> N
 
 @pytest.mark.parametrize(
     "manifest",
-    [None, b"[" * 100_000, b'{"identity": "x"}', json.dumps(report(target="bob/other").to_json()).encode()],
+    [
+        None,
+        b"{}",
+        b'{"identity": "x"}',
+        b"[" * 100_000,
+        json.dumps(report(target="bob/other").to_json()).encode(),
+    ],
 )
 def test_a_repo_that_is_no_merge_of_ours_is_not_touched(
     hub: Hub, ada: HfApi, name: str, manifest: bytes | None
@@ -176,3 +186,15 @@ def test_a_merge_gets_no_score_of_another_one_that_had_its_name_before() -> None
 
     assert rows(made.recipe_yaml) == evaluation_rows(made, {"ada/merged"}, [own, *parents]) != []
     assert rows(f"{made.recipe_yaml}seed: 1\n") == []
+
+
+def test_a_base_and_an_agent_of_one_name_have_scores_of_their_own(tmp_path: Path) -> None:
+    base = random_base(0)
+    tensors = (base, sparse_agent(base, 0.2, 1), sparse_agent(base, 0.2, 2))
+    made = plan_of(*(write_model(tmp_path / name, t) for name, t in zip(("x/m", "y/m", "z/n"), tensors, strict=True)))
+    told = report_of(made, run(made, tmp_path / "out"))
+    ids = ("org/m", "me/m", "org/n")
+    parents = [replace(p, kind="hub", id=id, sha=sha(k)) for p, id, k in zip(told.parents, ids, "abc", strict=True)]
+    scores = [result(id, k, {"math": v}) for id, k, v in zip((*ids, "me/x"), "abcd", (0.2, 0.9, 0.3, 0.8), strict=True)]
+    rows = evaluation_rows(replace(told, parents=tuple(parents), target="me/x"), {"me/x"}, scores)
+    assert [row["value"] for row in rows] == [0.8, 0.2, 0.9, 0.3]

@@ -61,8 +61,13 @@ def test_a_flag_that_a_trusted_key_signed_takes_the_rank_of_the_model_and_of_its
 
 @pytest.mark.parametrize(
     "entry",
-    [CONTAMINATED, by(CONTAMINATED, OTHER), {**CONTAMINATED, "signature": {"key": 1}}],
-    ids=["unsigned", "another key", "broken signature"],
+    [
+        CONTAMINATED,
+        by(CONTAMINATED, OTHER),
+        {**CONTAMINATED, "signature": None},
+        {**CONTAMINATED, "signature": {"key": 1}},
+    ],
+    ids=["unsigned", "another key", "no signature", "broken signature"],
 )
 def test_a_strangers_flag_is_told_and_not_applied(entry: dict[str, Any]) -> None:
     built = board(entry)
@@ -70,8 +75,11 @@ def test_a_strangers_flag_is_told_and_not_applied(entry: dict[str, Any]) -> None
     assert built.refused == (Refusal("flags.json, entry 1", NOT_APPLIED),)
 
 
-def test_an_edited_flag_with_its_old_signature_is_left_out() -> None:
-    found = read(by(CONTAMINATED) | {"sha": "c" * 40}, by(CONTAMINATED))
+@pytest.mark.parametrize(
+    "change", [{"model": "org/code"}, {"kind": "withdrawn"}, {"reason": "else"}, {"sha": "c" * 40}]
+)
+def test_an_edited_flag_with_its_old_signature_is_left_out(change: dict[str, str]) -> None:
+    found = read(by(CONTAMINATED) | change, by(CONTAMINATED))
     assert [f.model for f in found.flags] == ["org/math"]
     assert found.refused == (Refusal("flags.json, entry 1", "its signature is not of this content"),)
 

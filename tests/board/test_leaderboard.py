@@ -61,15 +61,15 @@ def test_models_whose_intervals_overlap_share_a_rank() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"sha": sha("f")}, {"suite_version": "2"}, {"split": "dev"}, {"suite": "other"}],
-    ids=["another commit", "another version", "another split", "another suite"],
+    [None, {"sha": sha("f")}, {"suite_version": "2"}, {"split": "dev"}, {"suite": "other"}],
+    ids=["no score", "another commit", "another version", "another split", "another suite"],
 )
 def test_a_parent_counts_at_the_merged_commit_under_the_same_suite_version_and_split_only(
-    change: dict[str, str],
+    change: dict[str, str] | None,
 ) -> None:
     base, math_agent, code, merge = family()
-    other = math_agent.model_copy(update=change)
-    found = build_board([base, other, code, merge], suite_versions={"trio": "1"}).suite("trio").find("org/merge")
+    other = [] if change is None else [math_agent.model_copy(update=change)]
+    found = build_board([base, *other, code, merge], suite_versions={"trio": "1"}).suite("trio").find("org/merge")
     assert [p.status for p in found.parents] == ["scored", "not scored", "scored"]
     assert found.domains[0].best_parent == "org/base"
     assert found.synergy == (), "which needs the score of every parent"
@@ -147,10 +147,19 @@ def test_naming_fewer_parents_elsewhere_does_not_shake_off_a_flag(suite: str) ->
     assert board.suite(suite).rows[0].flags
 
 
+def test_a_circle_of_parents_ends() -> None:
+    a = result("x/a", "1", {"math": 0.5}, parents=(parent("x/b", "2", "base"), parent("x/c", "3")))
+    b = result("x/b", "2", {"math": 0.5}, parents=(parent("x/a", "1", "base"), parent("x/c", "3")))
+    board = build_board([a, b], [Flag("withdrawn", "x/c")])
+    assert rows(board)["x/a"].ancestors == (f"x/b@{sha('2')}", f"x/c@{sha('3')}")
+    assert all(r.flags for r in only(board).rows)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"model": "../../etc"}, "not a repo's name"),
+        ({"model": "<img src=x>"}, "not a repo's name"),
         ({"suite": "a/b"}, "not a name"),
         ({"created": "yesterday"}, "date"),
         ({"tasks": [task(f"t{k}", "math", 0.5) for k in range(201)]}, "more than 200 tasks"),

@@ -62,6 +62,13 @@ def test_the_signature_is_one_of_the_documented_bytes() -> None:
     key.verify(bytes.fromhex(one.signature.value), b"hubmerge result 1\n" + text.encode())
 
 
+def test_a_file_without_the_new_fields_is_read_and_is_the_communitys() -> None:
+    old = parse_result(json.dumps(result_data("org/a", "1", {"math": 0.5})).encode(), where="r")
+    assert (old.run_by, old.signature) == (None, None)
+    [row] = rows(board(old)).values()
+    assert (row.run_by, row.signed, row.rank) == ("community", False, 1)
+
+
 def test_six_forged_rows_displace_no_signed_one() -> None:
     real = board(*own())
     forged = [result(f"evil/m{k}", "f", {"math": 1.0}, created=LATER, suite_version="9") for k in range(6)]
@@ -80,11 +87,19 @@ def test_a_community_row_stands_beside_signed_ones_without_a_rank_and_pushes_nob
     assert (real["org/merge"].run_by, real["org/merge"].signed, real["org/merge"].rank) == ("bot", True, 1)
 
 
-@pytest.mark.parametrize(("letter", "suite"), [("e", "trio"), ("f", "other")])
+@pytest.mark.parametrize(("letter", "suite"), [("e", "trio"), ("f", "trio"), ("f", "other")])
 def test_a_community_result_of_a_signed_model_is_left_out_at_any_commit(letter: str, suite: str) -> None:
     facts = {"created": "2026-01-31T00:00:00+00:00"}
     forged = strange("org/merge", letter, 0.0, created=LATER, facts=facts, suite=suite)
     assert board(forged, *own()).suites == board(*own()).suites
+
+
+def test_a_community_result_of_a_newer_signed_commit_takes_no_place_on_the_combined_board() -> None:
+    old = [signed(result("org/a", "1", {suite: 0.5}, suite=suite), SEED, "bot") for suite in ("math", "code")]
+    new = signed(result("org/a", "2", {"x": 0.5}, suite="other", created=LATER), SEED, "bot")
+    tool = signed(result("org/b", "3", {"tool": 0.5}, suite="tool"), SEED, "bot")
+    lie = result("org/a", "2", {"tool": 0.0}, suite="tool", created=LATER)
+    assert rows(board(*old, new, tool, lie), "domains") == rows(board(*old, new, tool), "domains")
 
 
 def test_a_community_result_of_a_signed_commit_takes_no_place_on_the_combined_board() -> None:
@@ -100,6 +115,15 @@ def test_a_community_score_of_a_parent_makes_no_signed_merge_look_good() -> None
     assert [p.status for p in found["org/merge"].parents] == ["scored", "not scored", "scored"]
     assert found["org/merge"].synergy == ()
     assert [p.status for p in rows(board(base, math, code, merge))["org/merge"].parents] == ["scored"] * 3
+
+
+def test_a_community_result_gives_a_signed_row_no_flagged_parents() -> None:
+    real = signed(result("org/a", "1", {"math": 0.5}), SEED, "bot")
+    parents = [parent("org/bad", "2", "base"), parent("org/bad", "3")]
+    lie = result("org/a", "1", {"math": 0.5}, suite="other", parents=parents)
+    built = board(lie, real, flags=[Flag("contaminated", "org/bad")])
+    [row] = rows(built).values()
+    assert (row.flags, row.rank, row.ancestors) == ((), 1, ())
 
 
 def test_what_a_community_result_says_of_a_parent_gives_a_signed_merge_no_flag() -> None:
@@ -153,6 +177,8 @@ def test_a_signature_of_another_row_is_refused() -> None:
 CHANGES: dict[str, Any] = {
     "model": "org/other",
     "sha": "f" * 40,
+    "suite": "other",
+    "split": "dev",
     "created": LATER,
     "run_by": "somebody",
     "tasks": (task("math_task", "math", 1.0),),
@@ -206,6 +232,12 @@ def test_the_command_line_shows_who_ran_a_row_of_a_copied_dataset(tmp_path: Path
     assert {words[1].partition("/")[0]: words[-1] for words in told} == {"org": "bot", "evil": "community"}
 
 
+def test_the_page_has_a_column_of_who_ran_a_row() -> None:
+    built = board(strange("evil/x"), *own())
+    column = columns(built.suites[0])["run_by"]
+    assert [column.text(row) for row in built.suites[0].rows] == ["bot"] * 4 + ["community"]
+
+
 def test_the_table_marks_rows_without_a_signature_where_others_have_one() -> None:
     def marked(*results: EvaluationResult) -> dict[str, bool]:
         [suite] = board(*results).suites
@@ -247,7 +279,10 @@ def test_keys_of_the_settings_count_and_published_ones_do_not(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "data",
     [
+        b"",
+        b"[]",
         b'{"keys": 1}',
+        b'{"keys": [1]}',
         b'{"keys": ["' + b"A" * 64 + b'"]}',
         b"[" * 60_000,
         b" " * 70_000,

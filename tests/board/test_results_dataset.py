@@ -114,7 +114,7 @@ AHEAD = result("org/base", "b", created="2099-01-01T00:00:00+00:00")  # by a clo
     ("old", "new", "is_kept"),
     [
         *((DONE, DONE, True), (DONE, LATER, True), (DONE, AHEAD, True)),
-        *((AHEAD, DONE, False), (AHEAD, FAILED, True)),
+        *((FAILED, DONE, False), (AHEAD, DONE, False), (AHEAD, FAILED, True)),
     ],
 )
 def test_a_run_that_is_done_is_kept_without_a_commit_and_a_failed_one_gives_way(

@@ -14,6 +14,7 @@ from builders import llama_config, llama_shapes, random_base, sparse_agent, writ
 from hubmerge.output.finished import write_folder
 from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
+from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.sources.base import Model
 
 BASE = random_base(0, sizes=llama_shapes(layers=1))
@@ -68,7 +69,7 @@ def test_half_a_character_in_a_label_is_written_as_it_was_read(tmp_path: Path):
 # --- other files -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b'"auto_map"x'])
 def test_a_file_that_cannot_be_checked_is_left_out_with_a_note(tmp_path: Path, content: bytes):
     files, notes = companions(tmp_path, base_files={"special_tokens_map.json": content})
     assert "special_tokens_map.json" not in files
@@ -113,6 +114,12 @@ def test_the_index_names_every_tensor_with_its_shard_and_the_true_size(tmp_path:
     assert index["metadata"]["total_size"] == sum(t.raw.nbytes for t in BASE.values())
     assert set(index["weight_map"]) == set(BASE)
     assert "model.safetensors.index.json" not in companions(tmp_path / "one shard")[0]
+
+
+def test_the_recipe_beside_the_weights_is_the_pinned_one(tmp_path: Path):
+    plan = plan_of(tmp_path)
+    files, _ = folder_files(plan, read)
+    assert recipe_from_yaml(files["recipe.yaml"].decode()) == plan.recipe
 
 
 # --- the folder --------------------------------------------------------------------------------------------------

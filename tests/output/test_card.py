@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from report_helpers import report_of
 
 if __name__ == "__main__":
     sys.path[:0] = map(str, (Path(__file__).parents[1], Path(__file__).parents[2]))
@@ -34,15 +35,20 @@ from localhub.cards import card_problems, parse_card
 GOLDEN = DATA / "card.md"
 HOSTILE = (
     "mit\n---\n<script>alert(1)</script>",
-    "a|b `x` ``y`` \\",
-    "[click](javascript:alert(1)) ![x](https://evil.example/x.png) www.evil.example a@evil.example",
-    "[ref]: javascript:x",
-    "<img src=x onerror=alert(1)>",
-    "</details><h1>x &lt;script&gt; <!--",
-    "org/name\n\n# Owned\n- item\n```\n<script>\n```",
+    *(
+        "a|b|c",
+        "`x` ``y`` `",
+        "](javascript:alert(1)",
+        "[click](javascript:alert(1))",
+        "[ref]: javascript:x",
+        "\\",
+        " ",
+    ),
+    *("![x](https://evil.example/x.png)", "<img src=x onerror=alert(1)>", "<!--", "</details><h1>x", "&lt;script&gt;"),
+    *("org/name\n\n# Owned\n", "- item", "1. item", "**bold** _it_ ~~gone~~ $x$ $$y$$", "```\n<script>\n```"),
+    "https://evil.example/ www.evil.example evil.example a@evil.example",
     "{{ 7 * 7 }} {% raw %}",
     "\u202egnp.exe \u0000 \u2028---",
-    " ",
     "x" * 5000,
 )
 
@@ -62,9 +68,10 @@ def test_the_card_of_a_known_report_is_the_golden_one_which_the_hub_takes() -> N
     ]
 
 
-def test_a_report_of_another_schema_is_not_read_by_guesswork() -> None:
+@pytest.mark.parametrize("schema", [2, "3", None])
+def test_a_report_of_another_schema_is_not_read_by_guesswork(schema: object) -> None:
     with pytest.raises(ValueError, match="a report of schema"):
-        Report.from_json(report_data() | {"schema": 2})
+        Report.from_json(report_data() | {"schema": schema})
 
 
 def test_the_header_holds_a_score_of_every_task_that_is_no_benchmark_of_the_hub() -> None:
@@ -88,7 +95,8 @@ def test_the_header_holds_a_score_of_every_task_that_is_no_benchmark_of_the_hub(
             {"id": "other", "name": "Qwen License", "link": "https://qwen.example/LICENSE"},
             {"license": "other", "license_name": "qwen-license", "license_link": "https://qwen.example/LICENSE"},
         ),
-        ({"id": "mit\n---\n<b>", "link": "javascript:alert(1)"}, {"license": "other", "license_name": "mit-b"}),
+        ({"id": "other", "link": "javascript:alert(1)"}, {"license": "other", "license_name": "other"}),
+        ({"id": "mit\n---\n<script>"}, {"license": "other", "license_name": "mit-script"}),
         ({"id": "other", "name": "1e3"}, {"license": "other", "license_name": "1e3"}),  # a number of YAML 1.2
     ],
 )
@@ -109,12 +117,25 @@ def test_local_parents_are_neither_in_the_header_nor_linked_and_their_paths_stay
     assert "Local folders are named" in card
 
 
+def test_a_paper_without_a_number_is_named_alone() -> None:
+    method = {**report_data()["method"], "papers": [{"title": "A paper", "arxiv": "", "equations": "Eq. 4"}]}
+    assert "\n- A paper, Eq. 4\n" in render_card(report(method=method))
+
+
+def test_a_parent_whose_commit_is_no_sha_is_not_linked_at_it() -> None:
+    parents = [{**p, "sha": "main/../../x) <b>"} for p in report_data()["parents"]]
+    body = body_of(render_card(report(parents=parents)))
+    assert not [url for _, url in lively(body) if "tree" in url]
+    assert "`main/../../x) <b>`" in body
+
+
 def test_parents_are_linked_at_their_commit_on_the_hub_that_was_used_where_a_link_can_hold_it() -> None:
     links = [url for kind, url in lively(render_card(report(), endpoint="http://127.0.0.1:8000")) if kind == "link"]
     assert f"http://127.0.0.1:8000/org/math/tree/{'b' * 40}" in links
     assert "https://arxiv.org/abs/2601.13572" in links
-    card = render_card(report(), endpoint="https://host/~team")
-    assert f"| agent | `org/math` (gated) | `{'b' * 40}` (" in card
+    for endpoint in ("https://host/~team", "https://host/a%20b", "HTTPS://host", "https://bücher.example"):
+        card = render_card(report(), endpoint=endpoint)  # a Hub whose address no link holds ends no merge
+        assert f"| agent | `org/math` (gated) | `{'b' * 40}` (" in card
     body = body_of(render_card(report(parents=[{**p, "sha": "main/../../x"} for p in report_data()["parents"]])))
     assert not [url for _, url in lively(body) if "tree" in url]
     assert "`main/../../x`" in body
@@ -172,6 +193,15 @@ def test_foreign_text_stays_inert_wherever_it_stands(text: str) -> None:
     card.encode()
 
 
+@pytest.mark.parametrize("agents", [2, 8, 32])
+def test_any_number_of_agents_renders(agents: int) -> None:
+    card = render_card(report_of([f"agent-{k}" for k in range(agents)]), figures=FIGURES)
+    rows = [line for line in card.splitlines() if line.startswith("| agent |")]
+    assert len(rows) == agents
+    assert f"| {agents} agents |" in card
+    assert f"| `agent-{agents - 2}`, `agent-{agents - 1}` |" in card
+
+
 def test_infinity_absent_values_and_empty_regions_render() -> None:
     data = report_data()
     data["outcomes"] = [
@@ -193,12 +223,34 @@ def test_infinity_absent_values_and_empty_regions_render() -> None:
     assert not re.search("Layer by layer|is kept at", card)
 
 
-@pytest.mark.parametrize("value", ["<b>x</b>", -1, 10**400, True])
-def test_fetch_figures_that_are_no_numbers_do_no_harm(value: Any) -> None:
-    fetch = report_data()["environment"]["fetch"]
-    card = render_card(report(environment={"fetch": dict.fromkeys((*fetch, "|"), value)}))
-    assert "| Fetched | 0 B, 0 shards whole |" in card
+FETCH = {
+    "bytes": 346_200_000, "range_bytes": 86_500_000, "shards": 20, "refetched_shards": 5, "hits": 12,
+    "ranged_shards": 2, "high_water_bytes": 68_000_000, "budget_bytes": 72_000_000,
+}  # fmt: skip
+
+
+def test_what_was_fetched_and_what_lay_on_disk_stands_on_the_card_in_words() -> None:
+    environment = {"seconds": 60.0, "fetch": FETCH, "disk_high_water_bytes": 122_000_000, "huggingface_hub": "2.4.0"}
+    rows = {
+        "`huggingface_hub`": "2.4.0",
+        "Disk at its peak": "122 MB",
+        "Fetched": "346 MB, 20 shards whole, 5 of them again, since they had not fitted in, 2 more by ranges (86.5 MB)",
+        "Found on disk": "12 shards of an earlier pass or run",
+        "Inputs on disk": "68.0 MB at their peak, of 72.0 MB that they could take",
+    }
+    card = render_card(report(environment=environment))
+    assert [name for name, told in rows.items() if f"| {name} | {told} |" not in card] == []
+    plain = {"bytes": 5000, "shards": 1, "hits": 0, "refetched_shards": 0, "ranged_shards": 0}
+    card = render_card(report(environment={"fetch": plain}))
+    assert "| Fetched | 5.00 kB, 1 shard whole |" in card
     assert "Inputs on disk" not in card
+
+
+@pytest.mark.parametrize("value", ["<b>x</b>", -1, 10**400, True, None, [1], {"a": 1}])
+def test_fetch_figures_that_are_no_numbers_do_no_harm(value: Any) -> None:
+    card = render_card(report(environment={"fetch": dict.fromkeys((*FETCH, "|"), value)}))
+    assert "| Fetched | 0 B, 0 shards whole |" in card
+    assert "<b>" not in card
 
 
 def test_the_prompts_of_the_scores_stand_with_the_snippet_alike_ones_once() -> None:
@@ -220,7 +272,7 @@ def test_the_prompts_of_the_scores_stand_with_the_snippet_alike_ones_once() -> N
 def test_the_snippet_asks_as_the_scores_were_measured_where_that_was_plain_text() -> None:
     row = {"task": "a", "metric": "m", "value": 0.5, "chat": False, "few_shot": 0, "prompt": "math {digit} ="}
     assert 'prompt = "math {digit} ="  # fill in what stands in braces' in render_card(report(evaluations=[row]))
-    for other in ({"chat": True}, {"few_shot": 5}):
+    for other in ({"chat": True}, {"few_shot": 5}, {"prompt": None}):
         assert "What is 17 + 25?" in render_card(report(evaluations=[{**row, **other}]))
 
 
@@ -271,6 +323,48 @@ def test_a_card_without_evaluation_says_so_plainly() -> None:
     assert "No evaluation" not in render_card(report())
 
 
+def outcome(**values: Any) -> list[dict[str, Any]]:
+    data = report_data()["outcomes"]
+    return [{**data[0], **values}, {**data[1], "effective_scale": None, "effective_scale_other_rounding": None}]
+
+
+NEAREST, STOCHASTIC = "effective_scale", "effective_scale_other_rounding"
+HALF = [{**o, "scale": 1.0, "kept_unique": 0.5, "effective_scale": 0.4} for o in report_data()["outcomes"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"outcomes": outcome(effective_scale=1.05)},  # λ = 1.1 stored as 1.05: half of λ − 1 is gone
+            [
+                "**Rounding to nearest lost part of λ in this model.**",
+                "- `math`: 1.1000 becomes 1.0500 with nearest rounding, 50.0% of λ − 1 is lost.",
+            ],
+        ),
+        (
+            {"rounding": "stochastic", "outcomes": outcome(**{NEAREST: 1.0999, STOCHASTIC: 1.025})},
+            ["**Rounding to nearest would have lost part of λ**", "75.0% of λ − 1 is lost"],
+        ),
+        ({"outcomes": outcome(**{NEAREST: 1.0999, STOCHASTIC: 1.0998})}, []),
+        (
+            {"outcomes": HALF},
+            [
+                "**Rounding to nearest lost part of the updates in this model.**",
+                "0.5000 becomes 0.4000 with nearest rounding, 20.0% of the update is lost",
+            ],
+        ),
+    ],
+    ids=["nearest", "stochastic", "neither", "a mean without λ"],
+)
+def test_what_rounding_took_is_named_and_no_loss_is_claimed_where_there_is_none(
+    changes: dict[str, Any], said: list[str]
+) -> None:
+    card = render_card(report(**changes))
+    assert [sentence for sentence in said if sentence not in card] == []
+    assert ("lost" in card) == bool(said)
+
+
 def test_an_agent_that_changed_most_weights_is_an_anomaly() -> None:
     data = report_data()
     data["statistics"]["total"]["agents"][1]["density"] = 0.9
@@ -278,8 +372,15 @@ def test_an_agent_that_changed_most_weights_is_an_anomaly() -> None:
     assert said in render_card(Report.from_json(data))
 
 
+def test_only_figures_that_exist_are_shown() -> None:
+    assert "![" not in render_card(report())
+    images = [url for kind, url in lively(render_card(report(), figures=FIGURES)) if kind == "image"]
+    assert sorted(images) == sorted(FIGURES)
+    assert "![" not in render_card(report(), figures=["https://evil.example/x.png"])
+
+
 def test_the_snippet_and_the_command_are_valid_for_any_target() -> None:
-    for target in ('a"b', "x'; rm -rf ~"):
+    for target in ("ada/x", 'a"b', "x'; rm -rf ~"):
         card = render_card(report(target=target))
         blocks = {t.info: t.content for t in PARSER.parse(body_of(card)) if t.type == "fence"}
         tree = compile(blocks["python"], "snippet", "exec")

@@ -176,6 +176,15 @@ def test_a_rounding_that_adds_is_not_called_a_loss(tmp_path: Path) -> None:
     assert "- `agent1`: 1.4000 becomes 1.3333 with nearest rounding, 4.76% of the update is lost." in merged.card
 
 
+def test_a_factor_of_which_float32_itself_loses_some_is_no_reason_for_stochastic_rounding(tmp_path: Path) -> None:
+    # at 1 a step of float32 is 2⁻²³: of 90 steps and 1.5 % only whole ones are stored
+    made = one_tensor(tmp_path, [in_half(90 * 2.0**-23, 0), lambda i: np.where(i >= 1024, 90 * 2.0**-23, 0.0)])
+    merged = Merged(made, tmp_path / "o", "ram_plus", parameters={"r": 0.015, "alpha": 1.0})
+    assert "**Rounding to nearest lost part of λ in this model.**\n" in merged.card
+    assert "- `agent0`: 1.0150 becomes 1.0111 with nearest rounding, 25.9% of λ − 1 is lost." in merged.card
+    assert "tochastic" not in merged.card.split("<summary>What the merge kept")[1].split("</details>")[0]
+
+
 def test_an_agent_below_epsilon_is_called_lost_only_where_the_method_drops_it(tmp_path: Path) -> None:
     made = one_tensor(tmp_path, [in_half(5e-6, 0), in_half(1e-3, 0)])
     dropped = Merged(made, tmp_path / "ram", "ram")
@@ -199,6 +208,21 @@ def test_updates_of_one_direction_are_twins_only_in_one_size(second: float, tmp_
     assert ("- Practically the same update twice: `agent0 / agent1`." in card) == (second == 1e-3)
 
 
+def test_shares_name_what_several_changed_and_its_two_parts(sparse: Any, tmp_path: Path) -> None:
+    folder, base, agents = sparse
+    merged = Merged(sparse, tmp_path, "ram")
+    delta = [np.concatenate([(a[n] - base[n]).ravel() for n in base]) for a in agents]
+    active = np.abs(delta) > 1e-5
+    several = active.sum(0) > 1
+    opposite = several & ((active & (np.array(delta) > 0)).any(0)) & ((active & (np.array(delta) < 0)).any(0))
+    shares = merged.report.statistics["total"]["shares"]
+    assert shares["several"] == several.mean()
+    assert (shares["conflict"], shares["overlap"]) == (opposite.mean(), pytest.approx((several & ~opposite).mean()))
+    told = re.search(r"these elements, (\S+)% were .* namely (\S+)% in opp.* and (\S+)% with one sign", merged.card)
+    wanted = [100 * s.mean() for s in (several, opposite, several & ~opposite)]
+    assert [float(n) for n in told.groups()] == pytest.approx(wanted, rel=5e-3)
+
+
 def test_shares_are_of_what_was_merged_and_not_of_what_was_copied(tmp_path: Path) -> None:
     sizes = {"model.layers.0.mlp.up_proj.weight": (64, 64)}
     base = random_base(3, "BF16", sizes) | {"model.steps": T("I64", (1000,), np.arange(1000, dtype="<i8"))}
@@ -210,6 +234,13 @@ def test_shares_are_of_what_was_merged_and_not_of_what_was_copied(tmp_path: Path
     merged = Merged((tmp_path, plan_base, [plan_base] * 2), tmp_path / "o", "ram")
     assert merged.report.parameters == 5096
     assert "5.10 K parameters (LlamaForCausalLM), 0% of the 4.10 K that were merged changed by no agent" in merged.card
+
+
+def test_a_mean_that_takes_the_base_in_is_not_told_as_one_of_its_agents(tmp_path: Path) -> None:
+    made = one_tensor(tmp_path, [in_half(1e-3, 0)])
+    card = Merged(made, tmp_path / "o", "linear", parameters={"base_weight": 1.0}).card
+    assert "plain mean" not in card
+    assert "into its base" in card
 
 
 def test_weights_that_vary_have_the_mean_that_the_kept_factor_shows(sparse: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from builders import T, f32, llama_config, llama_shapes, random_base, sparse_agent, tensor, tokenizer_files, write_model
 from plan_helpers import NOWHERE
-from processes import Done
+from processes import Done, Refused
 from stream_helpers import values_of
 from svg_reading import SVG, parsed
 
@@ -114,7 +114,37 @@ def assert_all_as_defined(found: Diff, base: Mapping[str, np.ndarray], agent: Ma
     assert sum(m.l1 for m in found.magnitudes) == pytest.approx(found.total.l1)
 
 
-@pytest.mark.parametrize(("before", "after"), [("BF16", "BF16"), ("F32", "BF16"), ("F32", "F32")])
+def test_four_elements_by_hand(tmp_path: Path) -> None:
+    """δ = (0, 1/2, 0, −2⁻¹⁷): one above 10⁻⁵, one below it, two the same."""
+    name = "model.layers.3.mlp.up_proj.weight"
+    tiny = 2.0**-17
+    found = compare(
+        tmp_path,
+        {name: tensor([[0.0, 1.0], [2.0, -4.0]], "F32")},
+        {name: tensor([[0.0, 1.5], [2.0, -4.0 - tiny]], "F32")},
+    )
+    whole = found.total
+    assert (whole.elements, whole.changed, whole.identical) == (4, 1, 2)
+    assert (whole.density, whole.identical_share, whole.slightly_changed_share) == (0.25, 0.5, 0.25)
+    assert (whole.l1, whole.max, whole.mean) == (0.5 + tiny, 0.5, (0.5 + tiny) / 4)
+    assert whole.l2 == pytest.approx(0.5)
+    assert whole.base_l2 == pytest.approx(np.sqrt(21))
+    assert whole.relative_l2 == pytest.approx(0.5 / np.sqrt(21))
+    assert whole.l0_sparsity == 0.75  # below 0.005
+    assert whole.top_1_mass == whole.top_5_mass == pytest.approx(0.5 / (0.5 + tiny))  # one element each
+    # Σ (2i − n − 1)·xᵢ / (n·Σx) of 0, 0, 2⁻¹⁷, 1/2 in order
+    assert whole.gini == pytest.approx((1 * tiny + 3 * 0.5) / (4 * (0.5 + tiny)))
+    assert [(m.exponent, m.elements, m.l1) for m in found.magnitudes] == [(-17, 1, tiny), (-1, 1, 0.5)]
+    assert found.tensors == {name: whole}
+    assert found.modules == {"mlp": whole}
+    assert found.layers == {3: whole}
+    assert found.grid == {3: {"mlp": {"density": 0.25, "relative_l2": whole.relative_l2}}}
+    assert not found.nothing_changed
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("BF16", "BF16"), ("F32", "BF16"), ("BF16", "F32"), ("F16", "F16"), ("F32", "F32")]
+)
 def test_every_figure_of_a_whole_model_is_that_of_its_definition(tmp_path: Path, before: str, after: str) -> None:
     base = random_base(0, before)
     share = 1.0 if before == after == "F32" else 0.1
@@ -123,10 +153,10 @@ def test_every_figure_of_a_whole_model_is_that_of_its_definition(tmp_path: Path,
     assert_all_as_defined(found, values_of(base), values_of(agent))
     assert (found.total.density > 0.99) == (share == 1.0)
     assert (found.base.dtypes, found.agent.dtypes) == ((before,), (after,))
-    assert any("narrower" in text for text in found.warnings) == (before != after)
+    assert any("rounding" in text for text in found.warnings) == (before != after)
 
 
-@pytest.mark.parametrize("options", [{"threads": 3, "chunk_elements": 4096}, {"backend": "eager", "threads": 1}])
+@pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3, "chunk_elements": 4096}, {"backend": "eager"}])
 def test_no_option_of_reading_changes_a_bit(tmp_path: Path, options: dict[str, Any]) -> None:
     sizes = {"model.embed_tokens.weight": (200, 64), "model.layers.0.mlp.up_proj.weight": (301, 64), "model.x": ()}
     base = random_base(0, sizes=sizes)
@@ -171,7 +201,8 @@ def test_a_tied_head_that_one_model_stores_counts_once_and_known_prefixes_are_le
     assert any("module." in text for text in found.warnings)
 
 
-def test_rows_that_an_agent_adds_to_the_vocabulary_are_left_out_in_fp8_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fp8", [False, True])
+def test_rows_that_an_agent_adds_to_the_vocabulary_are_left_out(tmp_path: Path, fp8: bool) -> None:
     base = random_base(0)
     agent = sparse_agent(base, 0.2, 1)
     rng = np.random.default_rng(2)
@@ -182,15 +213,44 @@ def test_rows_that_an_agent_adds_to_the_vocabulary_are_left_out_in_fp8_too(tmp_p
     tables = ("model.embed_tokens.weight", "lm_head.weight")
     larger = {n: grown(t) if n in tables else t for n, t in agent.items()}
     expected = values_of(agent)
-    name = tables[0]  # what is computed is cut as what is stored
-    larger[name] = tensor(f32(larger[name]) / 0.5, "F8_E4M3")
-    larger[f"{name}_scale"] = tensor(0.5, "F32")
-    expected[name] = (f32(larger[name]) * np.float32(0.5))[:40]
+    if fp8:  # what is computed is cut as what is stored
+        name = "model.embed_tokens.weight"
+        larger[name] = tensor(f32(larger[name]) / 0.5, "F8_E4M3")
+        larger[f"{name}_scale"] = tensor(0.5, "F32")
+        expected[name] = (f32(larger[name]) * np.float32(0.5))[:40]
     write_model(tmp_path / "base", base)
     write_model(tmp_path / "agent", larger, config=llama_config(larger), files=tokenizer_files(43))
     found = diff_of(tmp_path / "base", tmp_path / "agent", tmp_path)
     assert_all_as_defined(found, values_of(base), expected)
     assert any("3 rows more" in text and "w40" in text for text in found.warnings)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's affair
+def test_a_lora_adapter_that_peft_saved_is_its_product_on_the_targets_alone(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=40))
+    model.save_pretrained(tmp_path / "base")
+    before = {n: t.detach().numpy().copy() for n, t in model.state_dict().items()}
+    peft_model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"]))
+    for name, parameter in peft_model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    peft_model.save_pretrained(tmp_path / "agent")
+    after = {n: t.detach().numpy() for n, t in peft_model.merge_and_unload().state_dict().items()}
+    found = diff_of(tmp_path / "base", tmp_path / "agent", tmp_path)
+    assert found.agent.weights == "LoRA adapter"
+    changed = {n for n, c in found.tensors.items() if c.l2}
+    assert changed == {n for n in before if "q_proj" in n or "down_proj" in n}
+    for name in changed:  # torch adds the rank's terms in another order
+        delta = after[name].astype(np.float64) - before[name]
+        assert found.tensors[name].l2 == pytest.approx(np.sqrt((delta**2).sum()), rel=1e-5)
+        assert found.tensors[name].max == pytest.approx(np.abs(delta).max(), rel=1e-4)
+    assert found.total.identical == sum(t.size for n, t in before.items() if n not in changed)
 
 
 NAMES = """
@@ -216,6 +276,19 @@ lm_head.weight head None
 something.else other None
 transformer.blocks.1.norm_attn_norm.attn.Wqkv.weight attention 1
 transformer.layer_norm1.3.weight norm None
+bert.embeddings.word_embeddings.weight embedding None
+shared.weight embedding None
+transformer.h.0.ln_1.weight norm 0
+gpt_neox.layers.0.attention.dense.weight attention 0
+embed_out.weight head None
+model.layers.1.mlp.experts.11.w1.weight mlp 1
+model.layers.11.self_attn.q_proj.weight attention 11
+model.embed_tokens.weight embedding None
+generator_lm_head.weight head None
+model.norm.weight norm None
+model.layers.1.self_attn.q_norm.weight norm 1
+roberta_prelayernorm.encoder.layer.1.output.dense.weight mlp 1
+rwkv.blocks.1.ln2.weight norm 1
 """
 
 
@@ -242,6 +315,21 @@ def test_the_most_changed_tensors_are_in_order_and_of_equals_the_first(tmp_path:
     assert found.total.relative_l2 is None
     assert "—" in in_words(found, 3)
     assert draw(found)
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_models_that_do_not_fit_are_refused_with_every_problem_and_fitting_advice(tmp_path: Path) -> None:
+    base = random_base(0)
+    agent = {n: t for n, t in base.items() if n != "model.layers.1.mlp.up_proj.weight"}
+    agent["model.norm.weight"] = tensor(np.ones(17))
+    agent["v_head.weight"] = tensor(np.ones(16))
+    with pytest.raises(IncompatibleError) as error:
+        compare(tmp_path, base, agent, agent_config=llama_config(base))
+    assert error.value.what == "these models cannot be compared"
+    advice = ("Compare it with the model that it was trained from", '--ignore "v_head.weight"')
+    expected = ("up_proj", "model.norm.weight: 16 → 17", "v_head.weight", *advice)
+    assert [words for words in expected if words not in str(error.value)] == []
+    assert not re.search("Remove|recipe", str(error.value))
 
 
 # what does not fit
@@ -264,6 +352,19 @@ def test_tensors_that_only_one_model_has_can_be_left_out(tmp_path: Path) -> None
     assert any("'lost.*' matches no tensor" in text for text in found.warnings)
     with pytest.raises(HubmergeError, match="nothing to compare"):
         diff_of(tmp_path / "base", tmp_path / "agent", tmp_path, ignore=["*"])
+
+
+def test_advice_is_a_comparisons_whatever_does_not_fit(tmp_path: Path, refused: Refused) -> None:
+    weights = random_base(0)
+    base = write_model(tmp_path / "base", {**weights, "loss.scale": tensor(np.ones(1), "F64")})
+    agent = write_model(tmp_path / "agent", {**weights, "loss.scale": tensor(np.ones(1), "F64")})
+    error = refused("diff", base, agent)
+    assert "recipe" not in error
+    assert 'On the command line, --ignore "loss.scale" leaves them out. Or: Convert them to float32.' in error
+    assert main(["diff", str(base), str(agent), "--ignore", "loss.scale"]) == 0
+    error = refused("diff", base, agent, "--ignore", "*")
+    assert "nothing to compare: no tensor of floating point numbers" in error
+    assert "got --ignore names every tensor" in error
 
 
 def test_another_architecture_a_folder_for_strangers_and_broken_weights_are_refused(tmp_path: Path) -> None:
@@ -317,23 +418,39 @@ def test_the_command_prints_json_tables_and_a_figure(tmp_path: Path, done: Done)
     stages = [line["stage"] for line in told if line["type"] in ("stage", "progress")]
     assert list(dict.fromkeys(stages)) == ["resolve", "probe", "figure"]
     assert sorted(stages, key=["resolve", "probe", "figure"].index) == stages
+    last = [line for line in told if line["type"] == "progress"][-1]
+    assert (last["done"], last["total"], last["unit"]) == (171776, 171776, "elements")
     assert "9.97% (17,124 parameters)" in text
     assert text.count("model.layers.0.self_attn.o_proj.bias") == 2  # first of both lists
     assert "model.layers.1" not in text
     assert parsed(figure.read_bytes()).attrib["width"] == "800"
 
 
-@pytest.mark.parametrize(("figure", "words"), [("change.jpg", "ends in .svg"), ("taken.svg", "got Is a directory")])
-def test_a_figure_that_cannot_be_written_is_said_before_weights_are_read(
-    figure: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--figure", "change.jpg"], 2, "ends in .svg"),
+        (["--top", "0"], 2, "at least 1"),
+        (["--figure", "/nowhere/at/all/change.svg"], 1, "got No such file or directory"),
+        (["--figure", "taken.svg"], 1, "got Is a directory"),
+    ],
+)
+def test_wrong_options_are_said_before_weights_are_read(
+    arguments: list[str],
+    code: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "taken.svg").mkdir()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hubmerge.cli.diff.measure", lambda *a, **k: pytest.fail("weights were read"))
     try:
-        code = main(["diff", str(ZOO / "base"), str(ZOO / "math"), "--figure", str(tmp_path / figure)])
+        found = main(["diff", str(ZOO / "base"), str(ZOO / "math"), *arguments])
     except SystemExit as error:
-        code = error.code
-    assert code
+        found = error.code
+    assert found == code
     assert words in capsys.readouterr().err
 
 
@@ -374,6 +491,11 @@ def test_the_figure_is_the_same_for_the_same_difference_and_nothing_is_cut_off(e
         replace(example, magnitudes=(), modules={}, layers={}, grid={}),
     ):
         parsed(draw(diff))
+
+
+def test_a_difference_in_few_elements_is_drawn_as_one(example: Diff) -> None:
+    total = replace(example.total, identical=example.total.elements - 1)
+    assert "exactly the base's value: over 99.9%" in draw(replace(example, total=total)).decode()
 
 
 def test_a_denser_module_is_drawn_lighter_and_longer(example: Diff) -> None:

@@ -11,7 +11,8 @@ import pytest
 from publishing import Publication
 
 from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError
-from hubmerge.hub.errors import BranchMovedError, RefusedError, TooLateError
+from hubmerge.hub.errors import BranchMovedError, Patience, RefusedError, TooLateError
+from hubmerge.output.publish import Published
 from localhub.fault_rules import Delay, FaultSwitch, LostAnswer, Observe, Reset, StaleHead, Status
 from localhub.process import LocalHubProcess
 
@@ -28,17 +29,17 @@ ROUTES = [
     *("/api/models/.*/preupload/main", r"\.git/info/lfs/objects/batch", "/lfs-uploads/"),
     *(r"\.git/info/lfs/verify", COMMIT),
 ]
-ANYWHERE = {"503": Status(status=503), "lost-answer": LostAnswer()}
-TROUBLE = ANYWHERE | {
+TROUBLE = {
     "429": Status(status=429, retry_after="7"),
+    "503": Status(status=503),
     "reset-before": Reset(at=0, of="request"),
+    "lost-answer": LostAnswer(),
     "half-an-answer": Reset(at=1),
 }
 
 
-@pytest.mark.parametrize(
-    ("route", "trouble"), [(route, t) for route in ROUTES for t in (TROUBLE if route == COMMIT else ANYWHERE)]
-)
+@pytest.mark.parametrize("trouble", TROUBLE)
+@pytest.mark.parametrize("route", ROUTES)
 def test_trouble_at_any_step_ends_in_one_whole_commit(
     job: Publication, switch: FaultSwitch, route: str, trouble: str
 ) -> None:
@@ -59,10 +60,11 @@ def test_a_pause_that_the_hub_asks_for_is_kept_when_writing_too(
     assert job.is_whole_in_one_commit()
 
 
+@pytest.mark.parametrize("status", [500, 503, 507])
 def test_a_hub_that_takes_nothing_leaves_no_commit_and_the_next_try_is_whole(
-    job: Publication, switch: FaultSwitch
+    job: Publication, switch: FaultSwitch, status: int
 ) -> None:
-    switch.add("/lfs-uploads/", Status(status=507, message="out of storage"), times=None)
+    switch.add("/lfs-uploads/", Status(status=status, message="out of storage"), times=None)
     with pytest.raises(HubUnavailableError, match="out of storage") as caught:
         job.publish()
     assert caught.value.retryable
@@ -74,7 +76,12 @@ def test_a_hub_that_takes_nothing_leaves_no_commit_and_the_next_try_is_whole(
 
 @pytest.mark.parametrize(
     ("route", "status", "error"),
-    [(COMMIT, 413, RefusedError), ("/lfs-uploads/", 400, RefusedError), ("/lfs-uploads/", 403, PermissionDeniedError)],
+    [
+        (COMMIT, 413, RefusedError),
+        (COMMIT, 451, RefusedError),
+        ("/lfs-uploads/", 400, RefusedError),
+        ("/lfs-uploads/", 403, PermissionDeniedError),
+    ],
 )
 def test_what_is_refused_for_good_is_asked_for_once_and_leaves_no_commit(
     job: Publication, switch: FaultSwitch, route: str, status: int, error: type[HubmergeError]
@@ -166,6 +173,17 @@ def test_two_workers_that_publish_the_same_merge_at_once_make_one_commit(
     assert switch.state(commits).seen <= 2
 
 
+def test_a_worker_that_was_overtaken_between_two_tries_finds_the_commit_of_the_other(
+    faulty_hub: LocalHubProcess, tmp_path: Path, name: str, switch: FaultSwitch, client_pauses: list[float]
+) -> None:
+    slow, fast = (Publication(faulty_hub, tmp_path, name) for _ in range(2))
+    overtaken: list[Published] = []
+    slow.hub.patience = Patience(sleep=lambda seconds: overtaken.append(fast.publish()))
+    switch.add(COMMIT, Status(status=503))
+    assert [slow.publish()] == overtaken
+    assert slow.is_whole_in_one_commit()
+
+
 @pytest.fixture(scope="module")
 def hub_of_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
     """A Hub that takes large files in parts."""
@@ -174,8 +192,9 @@ def hub_of_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubP
         yield hub
 
 
+@pytest.mark.parametrize("step", ["/[1-9]$", "$"], ids=["part", "completion"])
 @pytest.mark.parametrize(
-    ("step", "trouble"), [("/[1-9]$", Reset(at=10, of="request")), ("$", LostAnswer()), ("$", Status(status=503))]
+    "trouble", [LostAnswer(), Status(status=503), Reset(at=10, of="request")], ids=lambda t: t.kind
 )
 def test_an_upload_in_parts_survives_trouble_at_every_step(
     hub_of_parts: LocalHubProcess, tmp_path: Path, name: str, client_pauses: list[float], step: str, trouble: Any

@@ -8,7 +8,7 @@ import pytest
 from report_helpers import FIGURES, report, report_data, report_of
 from svg_reading import SVG, parsed
 
-from hubmerge.output.drawing import ticks
+from hubmerge.output.drawing import CIVIDIS, Shades, ticks
 from hubmerge.output.figures import SHARE_COLORS, render_figures, short_label
 from hubmerge.output.report import Report
 
@@ -27,7 +27,12 @@ def test_two_renderings_have_the_same_bytes_and_the_names_that_the_card_knows() 
     assert tuple(render_figures(report())) == FIGURES
 
 
-@pytest.mark.parametrize("label", ["日本語", "", "</text><script>&\n", "x" * 500])
+@pytest.mark.parametrize(
+    "label",
+    [
+        *("日本語", "a\nb", "\u202egnp", "", "<b>&", "</text><script>", "x" * 500),
+    ],
+)
 def test_a_strange_label_is_shown_as_it_is_written_and_never_read_as_markup(label: str) -> None:
     for svg in render_figures(report_of([label, "other"])).values():
         words = texts(parsed(svg))
@@ -64,6 +69,15 @@ def test_a_bar_is_as_long_as_its_share() -> None:
     assert math_shared == tool_shared == pytest.approx(math_alone, rel=0.001)
 
 
+def test_a_share_of_nearly_all_is_not_called_all() -> None:
+    data = report_data()
+    total = data["statistics"]["total"]
+    total["overlap_share"] = [0.9996, 0.0004, 0.0]
+    total["shares"] |= {"unchanged": 0.9996, "private": 0.0004, "overlap": 0.0, "conflict": 0.0}
+    said = texts(parsed(render_figures(Report.from_json(data))["figures/overlap.svg"]))
+    assert {"none: over 99.9%", "agents (nobody: over 99.9%)"} <= {*said}
+
+
 def test_a_point_lies_as_high_as_its_density() -> None:
     """Both layers have 10% for math and 20% for tool_use, and the axis begins at 0."""
     root = parsed(render_figures(report())["figures/density_by_layer.svg"])
@@ -89,9 +103,19 @@ def test_any_number_of_agents_with_the_longest_labels_fits_at_card_width(labels:
     [
         (0, 10, False, [0, 2, 4, 6, 8, 10]),
         (0, 1.05, False, [0, 0.25, 0.5, 0.75, 1]),
+        (-1, 1, False, [-1, -0.5, 0, 0.5, 1]),
         (0, 2, True, [0, 1, 2]),
+        (0, 125, True, [0, 25, 50, 75, 100, 125]),
+        (0, 1e-7, False, [0, 2e-8, 4e-8, 6e-8, 8e-8, 1e-7]),
         (3, 3, True, [3]),
     ],
 )
 def test_an_axis_has_a_few_round_numbers(low: float, high: float, whole: bool, expected: list[float]) -> None:
     assert ticks(low, high, whole=whole) == pytest.approx(expected)
+
+
+def test_a_shade_lies_between_its_neighbours_and_ends_at_the_ends() -> None:
+    shades = Shades(CIVIDIS, -1.0, 1.0)
+    assert (shades.at(-1), shades.at(0), shades.at(1)) == (CIVIDIS[0], CIVIDIS[4], CIVIDIS[8])
+    assert (shades.at(-7), shades.at(7)) == (shades.at(-1), shades.at(1))
+    assert Shades(("#000000", "#204060")).at(0.5) == "#102030"

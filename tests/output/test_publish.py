@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from huggingface_hub import lfs
 from publishing import IDENTITY, Publication, Watched
+from report_helpers import report_of
 from stream_helpers import Watching
 
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.errors import CorruptError, PermissionDeniedError, RecipeError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.errors import BranchMovedError, RefusedError, TransientHubError
 from hubmerge.output import upload
-from hubmerge.output.publish import Published, Target, TargetState
+from hubmerge.output.publish import MAX_MANIFEST_BYTES, Published, Target, TargetState
 from hubmerge.output.upload import ShardUploader
+from hubmerge.text.wording import json_file
 from localhub.process import LocalHubProcess
 
 
@@ -95,17 +99,19 @@ def test_a_card_that_the_hub_does_not_take_is_refused_once_with_the_reason(job: 
     [
         ("thesis.txt", b"precious"),
         ("hubmerge.json", json.dumps({"identity": "2e" * 32}).encode()),
-        *(("hubmerge.json", broken) for broken in (b"[]", b"\xff", b"[" * 100_000)),
+        *(("hubmerge.json", broken) for broken in (b'{"identity":null}', b"{}", b"[]", b"{", b"\xff", b"[" * 100_000)),
     ],
 )
 def test_other_files_another_merge_or_a_broken_manifest_are_refused_and_untouched(
     job: Publication, path: str, content: bytes
 ):
+    job.name += hashlib.sha256(content).hexdigest()[:4]
     job.api.create_repo(job.name)
     job.add(path, content)
     head = job.head()
-    with pytest.raises(TargetExistsError, match=path.replace(".", r"\.")):
+    with pytest.raises(TargetExistsError, match=path.replace(".", r"\.")) as caught:
         job.publish()
+    assert caught.value.code == "E_TARGET_EXISTS"
     assert (job.head(), job.hub.commits) == (head, 0)
 
 
@@ -153,9 +159,11 @@ def test_a_private_repo_that_the_sign_in_may_not_read_is_refused_for_good(
     assert job.hub.commits == 0
 
 
-def test_a_namespace_of_someone_else_is_refused_before_anything_is_sent(job: Publication):
-    with pytest.raises(PermissionDeniedError, match="cannot write to this namespace"):
-        job.publish(name="bob/merge")
+@pytest.mark.parametrize("target", ["bob/merge", "nobody/merge", "Ada/merge"])
+def test_a_namespace_of_someone_else_is_refused_before_anything_is_sent(job: Publication, target: str):
+    with pytest.raises(PermissionDeniedError, match="cannot write to this namespace") as caught:
+        job.publish(name=target)
+    assert caught.value.code == "E_PERMISSION"
     assert job.hub.commits == 0
     assert not job.api.repo_exists("bob/merge")
 
@@ -175,7 +183,9 @@ def test_a_token_that_may_only_read_is_refused_also_where_the_repo_is_there(
     assert job.there() == {".gitattributes"}
 
 
-@pytest.mark.parametrize("target", ["merge", "ada/a/b", "ada/<b>"])
+@pytest.mark.parametrize(
+    "target", ["merge", "ada/", "/merge", "ada/a/b", "ada/..", "ada/a--b", "ada/<b>", "ada/x y", "ada/x.git"]
+)
 def test_a_target_that_is_no_repo_name_is_refused(job: Publication, target: str):
     with pytest.raises(RecipeError, match="not a repo's name"):
         job.publish(name=target)
@@ -191,6 +201,24 @@ def test_a_repo_deleted_in_the_middle_is_not_made_anew(job: Publication):
         job.publish()
     assert job.hub.commits == 1
     assert not job.api.repo_exists(job.name)
+
+
+def test_bytes_that_the_hub_has_are_not_sent_again(job: Publication, monkeypatch: pytest.MonkeyPatch):
+    sent: list[str] = []
+    upload = lfs._upload_single_part
+
+    def watched(operation: Any, upload_url: str) -> None:
+        sent.append(operation.path_in_repo)
+        upload(operation=operation, upload_url=upload_url)
+
+    monkeypatch.setattr(lfs, "_upload_single_part", watched)
+    job.hub.before_commit = Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        job.publish()
+    assert sent == [p.name for p in job.shards]
+    job.hub.before_commit = lambda: None
+    job.publish()
+    assert sent == [p.name for p in job.shards]
 
 
 def test_the_progress_of_every_shard_follows_the_shards_before_it(job: Publication, monkeypatch: pytest.MonkeyPatch):
@@ -227,6 +255,12 @@ def test_a_manifest_without_measure_is_foreign_content(job: Publication, monkeyp
     monkeypatch.setattr("hubmerge.output.publish.MAX_MANIFEST_BYTES", len(own) - 1)
     with pytest.raises(TargetExistsError):
         job.publish()
+
+
+def test_the_manifest_of_as_many_agents_and_layers_as_there_are_is_known_again() -> None:
+    labels = [f"some-agent-of-the-org-{k}" for k in range(32)]
+    one, two = (len(json_file(report_of(labels, layers=n).to_json())) for n in (1, 2))
+    assert one + 125 * 1.2 * (two - one) < MAX_MANIFEST_BYTES  # real figures have more digits
 
 
 def test_what_the_target_takes_as_a_plain_file_stays_for_the_commit(

@@ -116,7 +116,7 @@ def test_a_snippet_asks_as_a_plain_evaluation_did_and_a_prompt_stays_a_value():
 
 
 def test_a_class_that_nobody_knows_gets_no_tag_and_is_only_loaded():
-    for config in ({"architectures": ["Strange"]}, {"architectures": []}, {"architectures": "LlamaForCausalLM"}):
+    for config in ({"architectures": ["Strange"]}, {}, {"architectures": []}, {"architectures": "LlamaForCausalLM"}):
         task = task_of(config)
         assert (task.use, task.pipeline_tag, task.library) == ("", None, "transformers")
         assert "AutoModel.from_pretrained" in snippet(task, "x")
@@ -127,10 +127,12 @@ def test_a_class_that_nobody_knows_gets_no_tag_and_is_only_loaded():
     [
         ("NewVLForConditionalGeneration", {"vision_config": {}}, "image-text-to-text"),
         ("NewAudioForConditionalGeneration", {"audio_config": {}, "text_config": {}}, "audio-text-to-text"),
+        ("NewT5ForConditionalGeneration", {"is_encoder_decoder": True}, "text2text-generation"),
         ("T5ForConditionalGeneration", {"is_encoder_decoder": True}, "text2text-generation"),
         ("NewForConditionalGeneration", {}, ""),
         ("NewModel", {"vocab_size": 4}, "feature-extraction"),
         ("NewModel", {"num_channels": 3}, "image-feature-extraction"),
+        ("NewForCausalLM", {}, "text-generation"),
     ],
 )
 def test_a_new_class_is_told_by_its_name_and_parts(name: str, config: dict[str, Any], use: str):
@@ -141,10 +143,16 @@ def test_a_new_class_is_told_by_its_name_and_parts(name: str, config: dict[str, 
     ("name", "stated", "tag"),
     [
         ("T5ForTextToText", "text2text-generation", "text-generation"),  # no task of the Hub any more
+        ("T5ForConditionalGeneration", "translation", "translation"),
+        ("BartForSequenceClassification", "zero-shot-classification", "zero-shot-classification"),
         ("Qwen3ForCausalLM", "text-ranking", "text-ranking"),
         ("ViTForImageClassification", "text-generation", "image-classification"),
+        ("LlamaForCausalLM", "<script>", "text-generation"),
         ("LlamaForCausalLM", ["x"], "text-generation"),
+        ("ClapModel", "zero-shot-audio-classification", "feature-extraction"),
         ("Strange", "robotics", "robotics"),
+        ("Strange", "text-retrieval", "text-retrieval"),
+        ("Strange", "text2text-generation", None),
         ("Strange", "no-such-task", None),
     ],
 )
@@ -161,6 +169,13 @@ def test_sentence_transformers_are_listed_as_such():
     assert of("BertModel", "feature-extraction") == ("feature-extraction", "sentence-transformers")
     assert of("BertForSequenceClassification") == ("text-ranking", "sentence-transformers")
     assert of("BertForMaskedLM") == ("feature-extraction", "sentence-transformers")
+
+
+def test_a_report_of_before_is_listed_by_its_architecture():
+    assert (
+        metadata(replace(report(), architecture="ViTForImageClassification"))["pipeline_tag"] == "image-classification"
+    )
+    assert "pipeline_tag" not in metadata(replace(report(), architecture="Strange"))
 
 
 def test_a_tag_that_the_hub_does_not_know_does_not_reach_the_card():

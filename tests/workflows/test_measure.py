@@ -160,6 +160,7 @@ def test_a_cancelled_evaluation_starts_again_for_who_asks_and_one_that_just_fail
 @pytest.mark.parametrize(
     ("model", "suite", "visitor", "error", "told"),
     [
+        ("zoo/none", "zoo", "bob", SourceNotFoundError, "zoo/none"),
         ("zoo/base", "nonsense", "bob", EvaluationError, "there is no such suite"),
         ("./folder", "zoo", "bob", RecipeError, "a folder"),
         ("ada/gated", "zoo", "bob", GatedError, "a gated model"),
@@ -268,6 +269,10 @@ def test_a_merge_is_evaluated_with_the_suite_chosen_for_it(site: Site, monkeypat
     chosen = MergeRequest(recipe, "ada/chosen", private=False, suite="tool")
     job = site.service.submit(chosen, ada)
     assert site.store.get(job.id).payload["suite"] == "tool"
+    claimed = site.store.claim("worker", ["merge"])
+    site.store.finish(claimed.id, claimed.fence, {"repo": "ada/chosen", "commit": SHA, "use": "text-generation"})
+    site.tick()
+    assert {j.payload["suite"] for j in site.evaluations().values()} == {"tool"}
     usual = site.service.submit(replace(chosen, target="ada/usual", suite=None), ada)
     assert "suite" not in site.store.get(usual.id).payload
     for wrong, told in (

@@ -14,6 +14,7 @@ from job_helpers import FINAL, NOWHERE, FakeClock, claim, ended, make_worker, ne
 from pydantic import SecretStr
 from source_helpers import ZOO
 
+from hubmerge.engine.preview import PREVIEW_BYTES
 from hubmerge.errors import (
     PermissionDeniedError,
     RecipeError,
@@ -219,6 +220,7 @@ def test_a_look_into_a_few_layers_needs_the_right_to_read_the_models(zoo_hub: Lo
     recipe = {**RECIPE, "agents": ["zoo/math-agent", "ada/hidden-agent"]}
     found = service.preview(recipe, visitor(zoo_hub, "ada"))
     assert sum(found.statistics["overlap_share"]) == pytest.approx(1)
+    assert 0 < found.bytes_read <= PREVIEW_BYTES
     assert [agent["agent"] for agent in found.statistics["agents"]] == ["math-agent", "hidden-agent"]
     for stranger in (None, visitor(zoo_hub, "bob")):
         with pytest.raises(SourceNotFoundError):

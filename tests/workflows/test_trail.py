@@ -78,6 +78,19 @@ def test_a_merge_that_nobody_evaluates_promises_no_scores(store: Store) -> None:
     assert [s.state for s in view_of(store, "hidden", ann).evaluations] == ["queued", "waiting", "waiting"]
 
 
+def test_the_evaluations_of_a_merge_are_those_of_its_suite(store: Store) -> None:
+    publish(store, "made")
+    for suite in ("zoo", "math"):
+        store.submit(evaluation("zoo/base", "b" * 40, suite))
+    ended(store)
+    store.submit(evaluation("zoo/math", "c" * 40, "math"))
+    assert [s.state for s in view_of(store, "made").evaluations] == ["waiting", "done", "waiting"]
+    publish(store, "hidden", private=True)  # which its owner has measured
+    store.submit(evaluation("ann/hidden", SHA, "math"))
+    own = view_of(store, "hidden", Visitor("ann", "t", ("ann",))).evaluations
+    assert [s.state for s in own] == ["queued", "queued", "queued"]
+
+
 def test_evaluations_of_a_merge_are_sought_among_the_newest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
         store.submit(evaluation(f"ann/{name}"))

@@ -40,7 +40,7 @@ def test_a_failed_or_cancelled_identity_submitted_again_is_a_new_attempt(store: 
     assert (claim(store).attempt, store.get(again.id).fence) == (2, 2)
 
 
-@pytest.mark.parametrize("bad", ["../../etc", "A" * 64, "a" * 63, "a" * 64 + "\n"])
+@pytest.mark.parametrize("bad", ["../../etc", "A" * 64, "a" * 63, "a" * 64 + "\n", ""])
 def test_an_identity_that_is_no_sha256_is_refused(bad: str) -> None:
     with pytest.raises(ValidationError):
         NewJob(id=bad, user="ann", payload={})
@@ -213,6 +213,14 @@ def test_kills_that_find_a_job_further_on_each_time_use_up_no_attempt(store: Sto
         clock.pass_time(store.lease_s)
         assert [left.state for left in store.reap()] == [State.QUEUED]
     assert ended(store).state is State.DONE
+
+
+def test_a_job_that_is_killed_once_at_its_last_attempt_is_not_called_too_big(store: Store, clock: FakeClock) -> None:
+    job = claimed(store, max_attempts=2)
+    store.fail(job.id, job.fence, RETRYABLE)
+    failed = die(store, clock, "stream", 3)
+    assert failed.state is State.FAILED
+    assert (failed.error.code, failed.error.retryable) == ("E_INTERNAL", True)
 
 
 def test_kills_further_on_have_an_end_and_do_not_call_a_job_too_big(store: Store, clock: FakeClock) -> None:

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +48,7 @@ from workflows.jobs.child import run_job
 from workflows.jobs.jobs import HELD, DatabaseBusyError, Job, StaleFenceError, State
 from workflows.jobs.protocol import JobSpec, Statistics, decoded, encode
 from workflows.jobs.store import Store
-from workflows.jobs.tokens import TokenVault
+from workflows.jobs.tokens import SealedToken, TokenVault
 from workflows.jobs.worker import Worker, child_environment
 from workflows.serve import WorkerProcess
 
@@ -100,11 +102,18 @@ def test_a_job_runs_to_its_result_and_leaves_no_folder(tmp_path: Path, live: Sto
     assert [*(tmp_path / "jobs").iterdir(), *(tmp_path / "tmp").iterdir()] == []
 
 
-@pytest.mark.parametrize(("oom_kills", "code"), [(7, "E_MACHINE"), (None, "E_TOO_BIG")])  # None: it does not count
+@pytest.mark.parametrize(
+    ("oom_kills", "code"),
+    [
+        pytest.param(lambda: 7, "E_MACHINE", id="the kernel lacked no memory"),
+        pytest.param(lambda: None, "E_TOO_BIG", id="it does not count"),
+        pytest.param(count().__next__, "E_TOO_BIG", id="it ends some process all the time"),
+    ],
+)
 def test_a_kill_is_the_machine_s_fault_where_the_kernel_lacked_no_memory_and_the_folder_stays(
-    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch, oom_kills: int | None, code: str
+    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch, oom_kills: Callable[[], int | None], code: str
 ) -> None:
-    monkeypatch.setattr(resources, "oom_kills", lambda: oom_kills)
+    monkeypatch.setattr(resources, "oom_kills", oom_kills)
     job = run_one(tmp_path, live, "dies")
     assert (job.state, job.stage, job.error.code, job.error.retryable) == (State.QUEUED, "stream", code, True)
     assert (tmp_path / "jobs" / job.id).exists()
@@ -350,6 +359,22 @@ def test_a_folder_that_is_used_again_is_not_swept(tmp_path: Path, live: Store, m
     assert (folder / "journal").exists()
 
 
+def test_a_worker_that_loses_a_job_early_goes_on(tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.submit(new_job("a"), SealedToken("not a token", None))
+    live.submit(new_job("b", payload={"trace": str(tmp_path / "trace")}))
+    worker = make_worker(tmp_path, live, "steps")
+    open_token = worker._vault.open
+
+    def late(*given: Any) -> SecretStr:
+        live.cancelled(job_id("a"), 1)  # another worker had it meanwhile, and ended it
+        return open_token(*given)
+
+    monkeypatch.setattr(worker._vault, "open", late)
+    with running(worker):
+        until(lambda: live.get(job_id("b")).state is State.DONE)
+    assert live.get(job_id("a")).state is State.CANCELLED
+
+
 def test_a_worker_outlives_a_job_that_it_lost_and_a_database_that_is_busy(
     tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,11 +398,16 @@ def test_a_disk_without_room_for_a_job_s_folder_is_waited_for_as_any_full_disk(t
     assert (job.state, job.error.code) == (State.QUEUED, "E_DISK")
 
 
-def test_an_evaluation_whose_signing_key_is_damaged_says_so(tmp_path: Path, live: Store) -> None:
-    (tmp_path / "signing.key").touch()
+@pytest.mark.parametrize(
+    ("spoil", "left"), [(Path.touch, (State.FAILED, "E_SETTINGS")), (Path.mkdir, (State.QUEUED, "E_DISK"))]
+)
+def test_an_evaluation_whose_signing_key_is_damaged_says_so_and_a_worker_goes_on(
+    tmp_path: Path, live: Store, spoil: Callable[[Path], None], left: tuple[State, str]
+) -> None:
+    spoil(tmp_path / "signing.key")
     live.submit(new_job("a", kind="evaluate"))
     job = Worker(Settings(data_dir=tmp_path), live, TokenVault([b"secret"])).run_once()
-    assert (job.state, job.error.code) == (State.FAILED, "E_SETTINGS")
+    assert (job.state, job.error.code) == left
 
 
 # --- the child by itself ------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from board_helpers import result
+from board_helpers import family, result
 from builders import f32, random_base, read_model, sparse_agent, write_model
 from huggingface_hub import HfApi
 from job_helpers import QUICK, job_spec, running, service_of, visitor
@@ -185,6 +185,26 @@ def test_a_job_waits_for_the_data_asked_for(spec: Callable[..., JobSpec], made: 
         evaluation_pipeline.run(other, lambda event: None)
     assert error.value.retryable
     assert made == []
+
+
+def test_flags_are_known_of_models_with_and_without_results_and_of_merges_of_them(api: HfApi, hub: Hub) -> None:
+    dataset = ResultsDataset(hub, "ada/flagged-results")
+    for each in family():
+        dataset.publish(each)
+    flags = [
+        {"kind": "contaminated", "model": "org/math", "reason": "saw the test set"},
+        {"kind": "withdrawn", "model": "org/new", "sha": "f" * 40, "reason": ""},
+    ]
+    content = json.dumps({"flags": flags}).encode()
+    api.upload_file(path_or_fileobj=content, path_in_repo="flags.json", repo_id=dataset.repo, repo_type="dataset")
+    scores = RecordedScores(hub, dataset)
+    nodes = {name: (f"org/{name}", letter * 40) for name, letter in (("math", "c"), ("code", "d"), ("merge", "e"))}
+    new, newer = ("org/new", "f" * 40), ("org/new", "0" * 40)
+    assert scores.flagged([*nodes.values(), new, newer]) == {
+        nodes["math"]: "contaminated: saw the test set",
+        nodes["merge"]: "contaminated (inherited from org/math): saw the test set",
+        new: "withdrawn",
+    }
 
 
 def test_a_run_is_signed_for_its_user_and_a_forged_score_does_not_stand_in_for_it(

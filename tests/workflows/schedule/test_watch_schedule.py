@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections import Counter
 from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import apscheduler.schedulers.base
 import pytest
 from job_helpers import FINAL, FakeClock, FakeScores, ended, new_job
 from processes import until
-from watch_helpers import Agents, BotFor, facts, finish, joined, rule_for, skipped
+from watch_helpers import Agents, BotFor, facts, finish, joined, rule_for, rule_of, skipped
 
 from hubmerge.errors import EvaluationError, HubUnavailableError, QuotaError
 from workflows.bot import Intervals
@@ -32,7 +33,7 @@ from workflows.jobs.jobs import Job, JobError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
 from workflows.schedule import scheduler
-from workflows.schedule.scheduler import Scheduler, Tick, run_tick
+from workflows.schedule.scheduler import Scheduler, Tick
 
 BASE, MATH, TOOL, MEM = (f"zoo/{name}" for name in ("base", "math", "tool", "mem"))
 SHA = {name: f"{n:040x}" for n, name in enumerate((BASE, MATH, TOOL, MEM), start=1)}
@@ -201,19 +202,38 @@ def test_evaluations_take_no_room_of_the_owner_s_other_jobs_and_go_on_later(benc
 
 
 @pytest.mark.parametrize(
-    "recipe", [None, {"base": "zoo/base", "agents": ["zoo/math", 7, {"model": None}, "../x@" + "a" * 40]}]
+    "changes",
+    [
+        {"recipe": {}},
+        {"recipe": None},
+        {"recipe": {"base": "zoo/base", "agents": ["zoo/math", 7, {"model": None}, "../x@" + "a" * 40]}},
+        {"recipe": {"base": None, "agents": []}},
+    ],
 )
-def test_parents_that_are_not_pinned_are_left_out(bench: Bench, recipe: Any) -> None:
-    bench.merge("one", recipe=recipe)
+def test_parents_that_are_not_pinned_are_left_out(bench: Bench, changes: dict[str, Any]) -> None:
+    bench.merge("one", **changes)
     bench.tick()
     assert bench.asked() == {("ada/one", f"{3:040x}")}
 
 
-def test_a_tick_that_raises_is_logged_and_ends_there(caplog: pytest.LogCaptureFixture) -> None:
-    for error in (ZeroDivisionError(), HubUnavailableError("away")):
-        run_tick(Tick("tried", 1, Mock(side_effect=error)))
-    logged = [(r.levelname, r.getMessage().partition(":")[0], r.exc_info is not None) for r in caplog.records]
-    assert logged == [("ERROR", "tick tried", True), ("WARNING", "tick tried", False)]  # a bug with its trace
+def test_a_tick_that_raises_is_logged_and_stops_neither_itself_nor_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counts: Counter[str] = Counter()
+    enough = threading.Event()
+
+    def count(name: str, error: Exception | None) -> None:
+        counts[name] += 1
+        if min(counts[name] for name in ("bug", "refused", "good")) >= 3:
+            enough.set()
+        if error is not None:
+            raise error
+
+    errors = {"bug": ZeroDivisionError(), "refused": HubUnavailableError("away"), "good": None}
+    with Scheduler([Tick(name, 0.01, partial(count, name, error)) for name, error in errors.items()]):
+        assert enough.wait(60)
+    logged = {(r.levelname, r.getMessage().partition(":")[0], r.exc_info is not None) for r in caplog.records}
+    assert logged == {("ERROR", "tick bug", True), ("WARNING", "tick refused", False)}  # a bug with its trace
 
 
 def test_a_tick_never_runs_twice_at_once_and_a_slow_one_holds_up_no_other() -> None:
@@ -284,6 +304,19 @@ def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(agents: Agents, bo
         asked = until(lambda: len(found := bot.store.list_jobs(kinds=["evaluate"])) == 4 and found)
     wanted = {(merge.payload["target"], "c" * 40)} | {(n, agents.head(n)) for n in (base, *names)}
     assert {(job.payload["model"], job.payload["sha"]) for job in asked} == wanted
+
+
+@pytest.mark.parametrize("join", [None, {"best": 2}])
+def test_a_flagged_model_joins_no_set(agents: Agents, bot_for: BotFor, join: Any) -> None:
+    base, names = agents.family(3)
+    rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/clean-{set}", suite="zoo", join=join)
+    scores = FakeScores()
+    scores.means = {(name, agents.head(name)): 0.5 for name in names}
+    scores.flags = {(names[0], agents.head(names[0])): "contaminated: saw the test set"}
+    [turn] = bot_for(rule, scores=scores).watchers.poll()
+    assert joined(turn) == names[1:]
+    [skip] = turn.decision.skips
+    assert (skip.subject, skip.code, skip.text) == (names[0], "flagged", "contaminated: saw the test set")
 
 
 def test_a_flagged_model_neither_joins_nor_is_evaluated(agents: Agents, bot_for: BotFor) -> None:

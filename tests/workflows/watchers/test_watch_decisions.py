@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -234,6 +236,13 @@ def test_a_copy_without_a_score_takes_no_place_of_the_best() -> None:
     assert (agents_of(chosen), reasons(chosen)) == (["a", "b"], {"0": "copy"})
 
 
+def test_the_best_of_thousands_are_chosen_within_seconds() -> None:
+    many, began = [facts(f"m{n}") for n in range(5000)], time.process_time()
+    decision = decided(many, scores=Scores({agent.pin: 0.5 for agent in many[1:]}), **BEST)
+    assert Counter(reasons(decision).values()) == {"no_score": 1, "not_best": 4997}
+    assert time.process_time() - began < 10
+
+
 def test_a_stranger_s_copy_does_not_take_the_place_of_an_agent_that_was_merged() -> None:
     tagged = {"agents": {"tags": ["rl"]}}
     a, b, new = (facts(name, tags=("rl",)) for name in "ab0")
@@ -449,6 +458,7 @@ def test_a_set_whose_job_is_tried_again_is_not_given_up(ledger: Ledger, store: S
     ledger.start("watch", merge, job_of(merge), TOKEN, 5)
     assert ended(store, OUTAGE).state is State.QUEUED
     clock.pass_time(hours=30)
+    assert [past.set_id for past in ledger.history("watch")] == [merge.set_id]
     assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is None
     assert ledger.used("watch") == 0
 

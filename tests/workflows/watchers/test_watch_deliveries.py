@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 
@@ -28,6 +29,7 @@ from watch_helpers import (
 from hubmerge.errors import DiskError, GatedError, HubmergeError, HubUnavailableError
 from hubmerge.hub.client import Hub
 from workflows.watchers import runner
+from workflows.watchers.kinds import agents as kind
 from workflows.watchers.webhook import Push
 
 
@@ -225,17 +227,20 @@ def test_a_hub_that_goes_away_within_a_look_or_an_unreadable_base_ends_it(
     assert len(one(bot.watchers.poll()).job.payload["recipe"]["agents"]) == 3
 
 
-def test_a_bug_in_one_rule_stops_no_other(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("module", "name"), [(kind, "decide"), (runner, "prepare")])
+def test_a_bug_in_one_rule_stops_no_other(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+) -> None:
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base, name="one", recipe={"method": "ties"}), rule_for(base, name="two"))
-    plain = runner.prepare
+    plain = getattr(module, name)
 
     def bug(asked: Any, *more: Any) -> Any:
-        if asked.method == "ties":
+        if getattr(asked, "recipe", asked).method == "ties":
             raise ZeroDivisionError
         return plain(asked, *more)
 
-    monkeypatch.setattr(runner, "prepare", bug)
+    monkeypatch.setattr(module, name, bug)
     first, second = bot.watchers.poll()
     assert first.error.code == "E_INTERNAL"
     assert second.job is not None

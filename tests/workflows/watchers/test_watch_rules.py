@@ -43,6 +43,7 @@ def test_a_rule_is_read_as_it_is_written() -> None:
     ("changes", "field", "reason"),
     [
         ({"agents": None}, "agents", "matches everything"),
+        ({"agents": {}}, "agents", "matches everything"),
         ({"agents": {"tags": ["transformers", "safetensors"]}}, "agents", "matches everything"),
         ({"agents": {"tags": ["base_model:finetune:zoo/base"]}}, "agents", "matches everything"),
         ({"agents": {"licenses": ["mit"], "lineage": "any"}}, "agents", "matches everything"),
@@ -57,12 +58,15 @@ def test_a_rule_is_read_as_it_is_written() -> None:
         ({"agents": "zoo"}, "agents", "must be a table"),
         ({"base": None}, "base", "this is missing"),
         ({"base": "./folder"}, "base", "folder"),
+        ({"base": "https://evil/zoo/base"}, "base", "URL"),
         ({"base": ["zoo/base"]}, "base", "text"),
         ({"name": "../up"}, "name", "lower-case letters, digits and hyphens, at most 40"),
         ({"owner": None}, "owner", "this is missing"),
         ({"owner": "a/b"}, "owner", "letters, digits and hyphens"),
         ({"budget": None}, "budget", "this is missing"),
         ({"budget": 0}, "budget", "too small in my.yaml → budget: expected at least 1, got 0"),
+        ({"budget": "3"}, "budget", "whole number"),
+        ({"budget": 1.5}, "budget", "whole number in my.yaml → budget: got 1.5"),
         ({"budget": True}, "budget", "whole number"),
         ({"budget": 10**6}, "budget", "too large in my.yaml → budget: expected at most 100, got 1000000"),
         ({"target": "ada/watch"}, "target", "{set}"),
@@ -73,6 +77,11 @@ def test_a_rule_is_read_as_it_is_written() -> None:
         ({"target": "ada/{set!r}"}, "target", "only"),
         ({"target": "ada/{set:>200}"}, "target", "only"),
         ({"target": "ada/{set"}, "target", "expected"),
+        ({"recipe": None}, "recipe", "this is missing"),
+        ({"recipe": {"method": 3}}, "method", "must be text"),
+        ({"recipe": {"method": "ram", "agents": ["a/b"]}}, "agents", "no such key"),
+        ({"recipe": {"method": "ram", "dtype": "int4"}}, "recipe", "dtype"),
+        ({"recipe": {"method": "ram", "seed": -1}}, "seed", "at least 0"),
         ({"recipe": {"method": "magic"}}, "recipe", "magic"),
         ({"recipe": {"method": "ram", "parameters": [1]}}, "parameters", "must be a table"),
         ({"recipe": {"method": "ram", "parameters": {"alpha": 1}}}, "recipe", "alpha"),
@@ -80,13 +89,16 @@ def test_a_rule_is_read_as_it_is_written() -> None:
         ({"join": {"best": 2, "fixed": ["a/b", "a/c"]}}, "join", "best: N"),
         ({"join": {"fixed": []}}, "fixed", "at least two"),
         ({"join": {"fixed": ["a/b", "a/b"]}}, "fixed", "each once"),
+        ({"join": {"fixed": ["a/b", "nonsense"]}}, "fixed", "no repo id"),
         ({"join": {"best": 2}}, "suite", "needs the suite"),
         ({"join": {"best": 2}, "suite": "zoo", "min_agents": 3}, "join", "less than min_agents"),
         ({"join": {"fixed": ["a/b", "a/c"]}, "min_agents": 3}, "min_agents", "fewer fixed"),
         ({"min_agents": 1}, "min_agents", "at least 2"),
+        ({"suite": "../x"}, "suite", "there is no such suite"),
         ({"suite": "maths"}, "suite", "there are zoo, math, "),
         ({"recipe": {"method": "fisher"}}, "recipe", "calibration: fisher weighs"),
         ({"private": "yes"}, "private", "true or false"),
+        ({"budgets": 3}, "budgets", "no such key: budgets"),
         ({"watch": "nothing"}, "watch", "no such kind"),
         ({"watch": ["agents"]}, "watch", "no such kind"),
     ],
@@ -106,7 +118,9 @@ def test_every_problem_is_listed() -> None:
     assert {p.where.rpartition(" ")[2] for p in refused.value.problems} == {"budget", "suite", "base"}
 
 
-@pytest.mark.parametrize("text", ["", "- a", "a: &x 1\nb: *x", "name: a\nname: b", "x" * 70_000, "{" * 999])
+@pytest.mark.parametrize(
+    "text", ["", "- a", "just text", "a: &x 1\nb: *x", "name: a\nname: b", "x" * 70_000, "{" * 999]
+)
 def test_what_is_no_table_is_refused(text: str) -> None:
     with pytest.raises(RuleError):
         rule_from_yaml(text)

@@ -274,6 +274,17 @@ def test_an_agent_that_cannot_be_read_is_tried_again_the_next_day(
     assert closed in joined(one(bot.watchers.poll()))
 
 
+def test_an_edited_rule_looks_at_remembered_models_anew(agents: Agents, bot_for: BotFor) -> None:
+    base = agents.base(agents=2)
+    misfit = agents.agent(base, name="ada/misfit")
+    agents.push(misfit, wide(), {"base_model": base, "license": "mit"})
+    strict = bot_for(rule_for(base, agents={"authors": ["ada"], "licenses": ["apache-2.0"]}))
+    assert skipped(one(strict.watchers.poll())) == {misfit: "license"}
+    free = bot_for(rule_for(base))
+    # it is no longer refused for its license, so now its weights are looked at
+    assert skipped(one(free.watchers.poll()))[misfit] == "E_INCOMPATIBLE"
+
+
 def test_a_used_up_budget_is_told_and_the_next_day_goes_on(agents: Agents, bot_for: BotFor, clock: FakeClock) -> None:
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base, budget=1))
@@ -359,6 +370,21 @@ def test_a_merge_uploaded_again_without_its_manifest_is_known_by_its_weights(age
     assert (new in joined(turn), skipped(turn)) == (True, {again: "own_output"})
     # and after a restart, from memory
     assert skipped(one(bot_for(rule_for(base)).watchers.poll())) == {again: "own_output"}
+
+
+def test_an_agent_closed_since_holds_nothing_up(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, (first, closed) = agents.family(2)
+    bot = bot_for(rule_for(base, min_agents=3))
+    assert one(bot.watchers.poll()).decision.waiting == "2 of at least 3 agents so far"
+    others = [first, agents.agent(base), agents.agent(base)]
+    refuse(monkeypatch, "read_range", closed, GatedError("a gated repo", where=closed))
+    [turn] = bot.watchers.poll()
+    assert turn.error.code == "E_GATED"
+    turn = one(bot.watchers.poll())
+    assert (joined(turn), skipped(turn)) == (sorted(others), {closed: "E_GATED"})
+    assert turn.job is not None
 
 
 # --- owners and their trials --------------------------------------------------------------------------------------
@@ -477,7 +503,18 @@ def test_a_trial_tells_of_a_merge_of_what_its_visitor_sees_and_changes_nothing(
 FILE = {"method": "sar", "calibration": {"data": "/etc/passwd", "prompt": "q", "answer": "a"}}
 
 
-@pytest.mark.parametrize(("changes", "kind"), [({"base": "/etc"}, RuleError), ({"recipe": FILE}, RecipeError)])
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"base": "/etc"}, RuleError),
+        ({"colour": 1}, RuleError),
+        ({"agents": {}}, RuleError),
+        (
+            {"recipe": {"method": "sar", "calibration": {"data": "/etc/passwd", "prompt": "q", "answer": "a"}}},
+            RecipeError,
+        ),
+    ],
+)
 def test_a_trial_of_what_is_no_rule_or_names_a_file_is_refused(
     bot_for: BotFor, changes: dict[str, object], kind: type[HubmergeError]
 ) -> None:

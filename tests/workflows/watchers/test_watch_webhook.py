@@ -53,6 +53,7 @@ def test_without_a_secret_there_is_no_route(inbox: Inbox, secret: SecretStr | No
     [
         ({}, 401),
         ({"Authorization": f"Bearer {SECRET}"}, 401),
+        ({"X-Webhook-Secret": ""}, 403),
         ({"X-Webhook-Secret": SECRET[:-1]}, 403),
         ({"X-Webhook-Secret": SECRET + "x"}, 403),
         ({"X-Webhook-Secret": SECRET.upper()}, 403),
@@ -72,7 +73,7 @@ def test_a_stranger_s_body_is_not_read(served: str) -> None:
         assert raw.recv(100).startswith(b"HTTP/1.1 401")
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"\xff\xfe", b"[" * 30_000, b"1" * 30_000])
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"1", b'"x"', b"{", b"\xff\xfe", b"[" * 30_000, b"1" * 30_000])
 def test_what_is_no_json_object_is_refused(served: str, inbox: Inbox, body: bytes) -> None:
     assert post(served, body)[0] == 400
     assert inbox.pending() == {}
@@ -108,6 +109,10 @@ def test_an_endless_body_ends_at_the_limit(served: str) -> None:
         for _ in range(9):  # 72 KiB, and no end
             raw.sendall(b"2000\r\n" + b" " * 0x2000 + b"\r\n")
         assert raw.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_other_methods_are_not_offered(served: str) -> None:
+    assert post(served, b"", method="GET")[0] == 405
 
 
 @pytest.mark.parametrize(
