@@ -13,6 +13,7 @@ from board_helpers import ENVIRONMENT, TRUSTED, family, own, result, task, writt
 from processes import Done, Refused
 
 from hubmerge.board.export import board_json, row_data, suite_csv
+from hubmerge.board.files import parse_files
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
 from hubmerge.board.values import Flag
@@ -35,6 +36,15 @@ def test_no_cell_of_the_csv_begins_a_formula(text: str) -> None:
     assert not [c for c in cells if c.lstrip(" ")[:1] in tuple("=+-@\t\r\n＝＋－＠") and c]
     assert f"'{text}" in lines[0]
     assert f"'{text}" in lines[1]
+
+
+def test_the_reason_of_a_flag_ends_no_line_of_the_csv() -> None:
+    entry = {"kind": "contaminated", "model": "org/code", "reason": "leaked\r=1+1\n\u202e\x1b[2J, as told"}
+    flags = parse_files([("flags.json", json.dumps({"flags": [entry]}).encode())]).flags
+    lines = list(csv.reader(io.StringIO(suite_csv(build_board(family(), flags).suites[0]), newline="")))
+    assert [line[0] for line in lines] == ["suite", *["trio"] * 4]
+    assert "contaminated: leaked =1+1\n  [2J, as told" in lines[-1]
+    assert [flag.reason for flag in flags] == ["leaked =1+1\n  [2J, as told"]
 
 
 def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:

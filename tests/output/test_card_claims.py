@@ -209,7 +209,7 @@ def test_updates_of_one_direction_are_twins_only_in_one_size(second: float, tmp_
 
 
 def test_shares_name_what_several_changed_and_its_two_parts(sparse: Any, tmp_path: Path) -> None:
-    folder, base, agents = sparse
+    _, base, agents = sparse
     merged = Merged(sparse, tmp_path, "ram")
     delta = [np.concatenate([(a[n] - base[n]).ravel() for n in base]) for a in agents]
     active = np.abs(delta) > 1e-5
@@ -269,3 +269,6 @@ def test_bytes_are_promised_and_letters_explained_as_the_method_allows() -> None
         assert ("c the number of agents" in legend) == (name in ("ram", "ram_plus", "ram_plus_soft", "ram_quantile"))
         assert ("that changed an element" in legend) == (name in ("ram", "ram_plus", "ram_plus_soft"))
         assert ("sensitivity" in legend) == ("sensitivity" in method.extras)
+        assert "weight" in legend
+        # every formula says where the weights go
+        assert any(w in method.formula for w in ("wₖ", "wₜ")) or name == "dare_ties"

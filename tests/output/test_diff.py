@@ -196,9 +196,11 @@ def test_a_tied_head_that_one_model_stores_counts_once_and_known_prefixes_are_le
     base = random_base(0, sizes=llama_shapes(tied=True))
     agent = sparse_agent(base, 0.2, 1)
     stored = {**agent, "lm_head.weight": agent["model.embed_tokens.weight"]}
-    found = compare(tmp_path, base, {f"module.{n}": t for n, t in stored.items()}, agent_config=llama_config(base))
-    assert_all_as_defined(found, values_of(base), values_of(agent))
-    assert any("module." in text for text in found.warnings)
+    prefixed = {f"module.{n}": t for n, t in stored.items()}
+    for of_agent in (stored, prefixed):
+        found = compare(tmp_path, base, of_agent, agent_config=llama_config(base))
+        assert_all_as_defined(found, values_of(base), values_of(agent))
+        assert any("module." in text for text in found.warnings) == (of_agent is prefixed)
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -371,6 +373,11 @@ def test_another_architecture_a_folder_for_strangers_and_broken_weights_are_refu
     base = random_base(0)
     with pytest.raises(HubmergeError, match="another architecture"):
         compare(tmp_path, base, base, agent_config={**llama_config(base), "architectures": ["Qwen2ForCausalLM"]})
+    adapter = write_model(tmp_path / "adapter", {"base_model.model.model.norm.lora_A.weight": tensor(np.ones((1, 16)))})
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
+    (adapter / "model.safetensors").rename(adapter / "adapter_model.safetensors")
+    with pytest.raises(HubmergeError, match="the base is an adapter"):
+        diff_of(adapter, tmp_path / "base", tmp_path)
     with pytest.raises(RecipeError):
         diff_of("not a name!", tmp_path / "base", tmp_path)
     with pytest.raises(HubmergeError, match="local folders"):

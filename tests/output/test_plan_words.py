@@ -11,7 +11,7 @@ from builders import write_parents
 from plan_helpers import BASE, A, B, plan
 from processes import Done
 
-from hubmerge.output.plan_words import LABELS, cost_of, fit_of, plan_summary
+from hubmerge.output.plan_words import LABELS, cost_of, fit_of, models_of, plan_summary
 from hubmerge.plan.plan import Plan
 from workflows.app.panels import plan_panel
 
@@ -40,6 +40,22 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_json_keeps_the_keys_that_it_had(made: Plan):
     assert set(plan_summary(made)) == KEYS
+
+
+def test_every_key_is_told_once(made: Plan):
+    summary = plan_summary(made)
+    labels = [label for group in (fit_of(summary), cost_of(summary)) for label, _ in group.rows]
+    assert len(labels) == len(set(labels))
+    shown = {key for key in summary if LABELS.get(key) in labels} | {"base", "agents"}
+    assert set(summary) == shown | (TOLD_ELSEWHERE & set(summary))
+
+
+def test_no_label_is_an_internal_name_and_every_number_has_a_unit(made: Plan):
+    summary = plan_summary(made)
+    groups = [models_of(made.models, ["1", "0.5"]), fit_of(summary), cost_of(summary)]
+    for label, text in (row for group in groups for row in group.rows):
+        assert not re.search(r"_|bytes|dtype", label), label
+        assert not re.fullmatch(r"[\d.]+", text) or label.startswith("Passes"), (label, text)
 
 
 def test_figures_by_hand():
@@ -90,3 +106,9 @@ def test_a_sweep_is_told_in_the_same_words(recipe: Path, done: Done):
     said = done("inspect", recipe).out
     assert re.search(r"Variants +2, merged in passes of 2: ram, ties\n", said)
     assert re.search(r"Size of the result +27\.0 kB\n", said)
+
+
+TOLD_ELSEWHERE = {
+    "kinds", "tensors", "rounding", "shards", "companion_bytes", "disk_most_bytes", "folder_disk_most_bytes",
+    "resident_bytes", "warnings", "varying", "merged_together",
+}  # fmt: skip

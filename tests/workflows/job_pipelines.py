@@ -60,6 +60,12 @@ def no_result(_spec: JobSpec, emit: Emit) -> None:
     emit(Notice(message="hello"))
 
 
+def shouts(_spec: JobSpec, emit: Emit) -> None:
+    """An event that is longer than a worker reads, then its result."""
+    emit(Statistics(values={"long": "x" * 2_000_000}))
+    emit(Result(values={"commit": "abc"}))
+
+
 def helper_process(spec: JobSpec, emit: Emit) -> None:
     """Starts a program of its own, then holds still until it is ended."""
     helper = subprocess.Popen(["sleep", "600"])
@@ -93,6 +99,12 @@ def finishes_on_cancel(spec: JobSpec, emit: Emit) -> None:
         wait_for(spec.payload["gate"])
     except CancelledError:
         emit(Result(values={"commit": "abc"}))
+
+
+def cancelled_after_result(_spec: JobSpec, emit: Emit) -> None:
+    emit(Result(values={"commit": "abc"}))
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(600)
 
 
 def cancelled_with_the_result(_spec: JobSpec, emit: Emit) -> None:

@@ -90,6 +90,19 @@ def test_a_merge_that_has_a_license_does_not_stand_for_one_with_another(zoo_hub:
     assert store.submit(new_job("older", "ada", payload={"licensed": "mit"})) == older
 
 
+def test_a_published_merge_does_not_stand_for_one_with_another_license(zoo_hub: LocalHubProcess, store: Store) -> None:
+    service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
+    usual = MergeRequest(RECIPE, "ada/licensed-before", private=False)
+    job = service.submit(usual, ada)
+    store.finish(job.id, store.claim("worker").fence, {"repo": usual.target})
+    api = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"])
+    api.create_repo(usual.target)
+    manifest = json.dumps({"identity": job.id}).encode()
+    api.upload_file(path_or_fileobj=manifest, path_in_repo="hubmerge.json", repo_id=usual.target)
+    with pytest.raises(TargetExistsError, match=r"expected .* license gpl-3.0, got .* license apache-2.0"):
+        service.submit(replace(usual, license="gpl-3.0"), ada)
+
+
 def test_a_job_needs_login_once_its_sign_in_has_ended(
     zoo_hub: LocalHubProcess, tmp_path: Path, store: Store, clock: FakeClock
 ) -> None:

@@ -266,6 +266,7 @@ def test_first_starts_at_once_agree_on_one_random_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize("token", [CANARY, 'quo"te\\back/slash', "ümlaut token"], ids=str)
 def test_every_spelling_of_a_token_is_masked_foreign_ones_too_and_words_are_not(token: str) -> None:
     scrub = Scrubber(SecretStr(token)).text
+    assert scrub(f"a {token} b") == "a [token] b"
     assert token not in json.loads(scrub(json.dumps({"message": f"x{token}"})))["message"]
     assert scrub(f"?t={token}&u={token}") == "?t=[token]&u=[token]"
     foreign = "aB3" * 11

@@ -119,6 +119,21 @@ def test_a_kill_is_the_machine_s_fault_where_the_kernel_lacked_no_memory_and_the
     assert (tmp_path / "jobs" / job.id).exists()
 
 
+@pytest.mark.parametrize(("function", "said"), [("no_result", "ended without a result"), ("missing", "AttributeError")])
+def test_a_failed_attempt_says_why_and_keeps_the_folder(tmp_path: Path, live: Store, function: str, said: str) -> None:
+    job = run_one(tmp_path, live, function)
+    assert (job.state, job.error.code, job.error.retryable) == (State.FAILED, "E_INTERNAL", False)
+    assert said in job.error.message
+    assert "Traceback" in (tmp_path / "jobs" / job.id / "child.log").read_text()
+
+
+def test_an_event_that_is_too_long_is_told_of_and_what_follows_arrives(tmp_path: Path, live: Store) -> None:
+    job = run_one(tmp_path, live, "shouts")
+    assert (job.state, job.result) == (State.DONE, {"commit": "abc"})
+    told = [event.data.get("message") for event in live.events(job.id)]
+    assert "an event of more than 1048576 bytes was dropped" in told
+
+
 def test_a_killed_worker_takes_its_child_along_and_another_goes_on(tmp_path: Path, live: Store) -> None:
     live.lease_s, steps = 2.0, Steps(tmp_path, live)
     with steps.worker() as first:
@@ -475,8 +490,9 @@ def test_a_failure_says_why(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_cancellation_after_the_result_comes_too_late(tmp_path: Path) -> None:
-    child = start("cancelled_with_the_result", spec(tmp_path / "w").to_line())
+@pytest.mark.parametrize("function", ["cancelled_after_result", "cancelled_with_the_result"])
+def test_a_cancellation_after_the_result_comes_too_late(tmp_path: Path, function: str) -> None:
+    child = start(function, spec(tmp_path / "w").to_line())
     assert json.loads(child.stdout.readline()) == {"type": "result", "values": {"commit": "abc"}}
     assert child.wait() == 0
     child.communicate()
