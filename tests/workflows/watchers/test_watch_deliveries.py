@@ -28,6 +28,7 @@ from watch_helpers import (
 
 from hubmerge.errors import DiskError, GatedError, HubmergeError, HubUnavailableError
 from hubmerge.hub.client import Hub
+from workflows.values import Visitor
 from workflows.watchers import runner
 from workflows.watchers.kinds import agents as kind
 from workflows.watchers.webhook import Push
@@ -224,6 +225,11 @@ def test_a_hub_that_goes_away_within_a_look_or_an_unreadable_base_ends_it(
         broken.setattr(Hub, asked, breaks)
         [turn] = bot.watchers.poll()
     assert (turn.error.code, jobs(bot), bot.ledger.skips("watch")) == (error.code, [], ())
+    stranger, owner = ([view.problem for view in bot.source.watchers(who)] for who in (None, Visitor("ada", "token")))
+    assert stranger == [
+        {"code": error.code, "message": "only its owner may see the reason"}
+    ]  # it may name a private repo
+    assert "not now" in owner[0]["message"]
     assert len(one(bot.watchers.poll()).job.payload["recipe"]["agents"]) == 3
 
 
