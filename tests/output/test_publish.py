@@ -144,6 +144,13 @@ def test_a_private_merge_does_not_go_into_a_public_repo(job: Publication, moment
     assert job.there() == {".gitattributes"}
 
 
+def test_the_same_merge_in_a_public_repo_does_not_stand_for_a_private_one(job: Publication):
+    job.publish()
+    with pytest.raises(TargetExistsError, match="the target is public, and a private one was asked for"):
+        job.publish(private=True)
+    assert job.hub.commits == 1
+
+
 def test_a_private_repo_that_the_sign_in_may_not_read_is_refused_for_good(
     job: Publication, monkeypatch: pytest.MonkeyPatch
 ):

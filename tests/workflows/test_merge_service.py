@@ -90,6 +90,15 @@ def test_a_merge_that_has_a_license_does_not_stand_for_one_with_another(zoo_hub:
     assert store.submit(new_job("older", "ada", payload={"licensed": "mit"})) == older
 
 
+def test_the_license_that_was_stated_for_a_merge_is_told_to_its_owner_alone(
+    zoo_hub: LocalHubProcess, store: Store
+) -> None:
+    service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
+    job = service.submit(MergeRequest(RECIPE, "ada/stated", private=False, license="apache-2.0"), ada)
+    others = [service.job(job.id, who).license for who in (None, visitor(zoo_hub, "bob"))]
+    assert (service.job(job.id, ada).license, others) == ("apache-2.0", [None, None])
+
+
 def test_a_published_merge_does_not_stand_for_one_with_another_license(zoo_hub: LocalHubProcess, store: Store) -> None:
     service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
     usual = MergeRequest(RECIPE, "ada/licensed-before", private=False)
