@@ -18,10 +18,11 @@ from plan_helpers import plan_of
 from report_helpers import report
 from stream_helpers import report_of, run
 
-from hubmerge.board.eval_results import evaluation_rows, publish_scores
+from hubmerge.board.eval_results import differ_in_scores_alone, evaluation_rows, publish_scores
 from hubmerge.errors import PermissionDeniedError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.hub.client import Hub
+from hubmerge.hub.names import FileInfo, RepoState
 from hubmerge.output.card import render_card
 from hubmerge.output.report import Report
 from localhub.process import LocalHubProcess
@@ -198,3 +199,13 @@ def test_a_base_and_an_agent_of_one_name_have_scores_of_their_own(tmp_path: Path
     scores = [result(id, k, {"math": v}) for id, k, v in zip((*ids, "me/x"), "abcd", (0.2, 0.9, 0.3, 0.8), strict=True)]
     rows = evaluation_rows(replace(told, parents=tuple(parents), target="me/x"), {"me/x"}, scores)
     assert [row["value"] for row in rows] == [0.8, 0.2, 0.9, 0.3]
+
+
+def test_commits_whose_files_are_not_known_are_not_called_the_same_but_for_scores() -> None:
+    def of(blob: str | None) -> RepoState:
+        files = {"model.safetensors": FileInfo("model.safetensors", 1, blob=blob)}
+        return RepoState("ada/x", "a" * 40, files, False, False, None, {})
+
+    assert differ_in_scores_alone(of("1"), of("1"))
+    assert not differ_in_scores_alone(of("1"), of("2"))
+    assert not differ_in_scores_alone(of(None), of(None))

@@ -208,6 +208,12 @@ def test_updates_of_one_direction_are_twins_only_in_one_size(second: float, tmp_
     assert ("- Practically the same update twice: `agent0 / agent1`." in card) == (second == 1e-3)
 
 
+def test_updates_of_the_same_elements_and_size_in_another_direction_are_no_twins(tmp_path: Path) -> None:
+    steps = (lambda i: np.where(i % 2, 1e-3, 2e-3), lambda i: np.where(i % 2, 2e-3, 1e-3))
+    card = Merged(one_tensor(tmp_path, steps), tmp_path / "o", "ram").card
+    assert "same update twice" not in card
+
+
 def test_shares_name_what_several_changed_and_its_two_parts(sparse: Any, tmp_path: Path) -> None:
     _, base, agents = sparse
     merged = Merged(sparse, tmp_path, "ram")
