@@ -144,19 +144,6 @@ def test_a_model_that_reads_padding_is_asked_prompt_by_prompt(scripted, workdir,
     assert environment.batch_size == json.loads((workdir / "spec").read_text())["batch_size"] == 1
 
 
-def test_the_board_marks_a_row_that_ran_in_a_narrower_dtype():
-    ran, words = {"dtype": "bfloat16", "stored_dtype": "float32"}, "bfloat16, stored as float32"
-    narrow = result("org/narrow", "a", {"math": 0.5}, environment=ENVIRONMENT | ran)
-    built = build_board([narrow, result("org/wide", "b", {"math": 0.6})])
-    suite = built.suite(narrow.suite)
-    assert suite is not None
-    rows = {r.model: r for r in suite.rows}
-    assert {m: r.narrowed for m, r in rows.items()} == {"org/narrow": words, "org/wide": None}
-    assert ">in bfloat16<" in str(_model_cell(rows["org/narrow"], False))
-    assert words in str(score_sections([(suite, rows["org/narrow"])], "http://hub"))
-    assert f"org/narrow@{'a' * 7} (in {words})" in _text(built)
-
-
 def _in_float32(folder: Path, config: dict[str, str] | None = None) -> Path:
     """The zoo's math agent in float32, with zeros for weights."""
     import ml_dtypes  # noqa: F401  numpy's bfloat16

@@ -164,12 +164,6 @@ def test_gold_answers_of_every_recall_question_count_and_damaged_ones_do_not(nam
             assert f": {paragraph.title}\n{paragraph.text}" in row["context"]
 
 
-def test_contexts_do_not_depend_on_the_order_of_rows():
-    rows = facts("multi")
-    shuffled = random.Random(2).sample(rows, len(rows))
-    assert list(long_contexts(shuffled, tokens=7168)) == list(long_contexts(rows, tokens=7168))
-
-
 def test_a_longer_context_holds_the_documents_of_a_shorter_one():
     rows = facts("single")
 

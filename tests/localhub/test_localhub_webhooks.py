@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
-from pathlib import Path
 from queue import Empty
 from typing import Any
 from unittest.mock import Mock
@@ -14,15 +13,9 @@ import pytest
 from huggingface_hub import HfApi, WebhookPayload
 from processes import until
 from raw_requests import ask, status_of
-from starlette.testclient import TestClient
 
 from localhub import webhooks
 from localhub.process import LocalHubProcess
-from localhub.protocol import open_hub
-from localhub.repos import add_repo
-from localhub.server import app_of
-from localhub.store import now
-from localhub.users import Identity
 
 
 def deliveries(api: HfApi, webhook: str) -> list[dict[str, Any]]:
@@ -151,17 +144,6 @@ def test_webhooks_belong_to_their_owner_and_keep_what_an_update_leaves_out(
 )
 def test_a_webhook_goes_to_http_urls_only(ada: HfApi, url: str) -> None:
     assert status_of(ada.create_webhook, url=url, watched=[{"type": "user", "name": "ada"}]) == 400
-
-
-def test_what_a_hub_still_owed_is_delivered_after_its_restart(tmp_path: Path, receiver) -> None:
-    hub = open_hub(tmp_path)
-    watched = json.dumps([{"type": "model", "name": "bob/owed"}])
-    hook = ("h", "bob", receiver.url, watched, '["repo"]', now())
-    hub.store.change("INSERT INTO webhooks (id, owner, url, watched, domains, date) VALUES (?, ?, ?, ?, ?, ?)", *hook)
-    add_repo(hub, Identity(hub.users.user("bob"), "write"), "model", "bob", "owed")
-    hub.store.close()
-    with TestClient(app_of(open_hub(tmp_path))):
-        assert json.loads(receiver.next().body)["repo"]["name"] == "bob/owed"
 
 
 def test_a_pause_begins_when_an_attempt_has_ended_and_a_stop_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,20 +85,6 @@ def test_the_same_rows_are_the_same_merge_whatever_their_file_is_called_and_othe
     assert prepared(data).identity != before
 
 
-def test_another_tokenizer_is_another_merge_and_takes_no_kept_file(data, tmp_path):
-    agent = Path(shutil.copytree(ZOO / "math", tmp_path / "agent"))
-    agents = [str(agent), str(ZOO / "tool")]
-    before = prepared(data, agents=agents)
-    tokenizer = json.loads((agent / "tokenizer.json").read_text())
-    tokenizer["post_processor"] = None  # no BOS in front
-    (agent / "tokenizer.json").write_text(json.dumps(tokenizer))
-    after = prepared(data, agents=agents)
-    assert after.plan.agents[0].ref.sha == before.plan.agents[0].ref.sha
-    assert after.identity != before.identity
-    names = [[of_plan._kept_name(each.plan, k) for k in (0, 1)] for each in (before, after)]
-    assert [one == other for one, other in zip(*names, strict=True)] == [False, True]
-
-
 def test_a_changed_file_of_a_sensitivity_is_another_merge(data, tmp_path):
     out = tmp_path / "s.safetensors"
     columns = ["--prompt", "prompt", "--answer", "answer"]
