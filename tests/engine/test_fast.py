@@ -58,8 +58,11 @@ def rule_of(method_name: str, chunk: definition.ChunkInputs, rounding: str, more
     deltas = [v - values[0] for v in values[1:]]
     weights = [1.0 + more * k for k in range(len(deltas))]
     overlaps = tally_of(values[0], values[1:]).overlaps
-    thresholds = tuple(float(np.sort(np.abs(d))[-1 - np.count_nonzero(d) // 2]) for d in deltas)  # an update's own
-    scope = Scope(method.parse_parameters({}), weights, overlaps, overlaps, thresholds)
+    parameters = method.parse_parameters({})
+    thresholds: tuple[float, ...] = ()
+    if method.threshold(parameters) is not None:
+        thresholds = tuple(float(np.sort(np.abs(d))[-1 - np.count_nonzero(d) // 2]) for d in deltas)
+    scope = Scope(parameters, weights, overlaps, overlaps, thresholds)
     return definition.Rule.of(method, scope, 1e-5, rounding, both_roundings=True)  # type: ignore[arg-type]
 
 
