@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import sqlite3
 import threading
 import time
@@ -206,36 +207,45 @@ SELECT d.*, w.url, w.secret FROM deliveries d JOIN webhooks w ON w.id = d.webhoo
 
 
 class DeliveryWorker:
-    """Sends pending deliveries in a thread until it is stopped."""
+    """Sends pending deliveries until it is stopped, one of each webhook at a time, so that no receiver delays another."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
+        # by webhook: when it may be tried again, on the monotonic clock; endless while it is tried
+        self._due: dict[str, float] = {}
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the request under way; what is pending stays pending."""
+        """Stop after the requests under way; what is pending stays pending."""
         self._stopping.set()
         self._store.deliveries_ready.set()
         self._thread.join(TIMEOUT_S)
 
     def _run(self) -> None:
-        due: dict[str, float] = {}  # by webhook: when it may be tried again, on the monotonic clock
-        while True:
-            self._store.deliveries_ready.clear()
-            if self._stopping.is_set():
-                return
+        tries: dict[str, threading.Thread] = {}  # by webhook: the last one
+        while not self._stopping.is_set():
+            due = dict(self._due)  # before the rows: of a try that ends meanwhile, they show what was before it
             oldest = self._store.rows(_OLDEST)
             for row in oldest:
-                if self._stopping.is_set():
-                    return
-                if due.get(row["webhook"], 0.0) <= time.monotonic():
-                    due[row["webhook"]] = self._deliver(row) + time.monotonic()
-            soonest = min((due[row["webhook"]] for row in oldest), default=None)
-            self._store.deliveries_ready.wait(None if soonest is None else soonest - time.monotonic())
+                hook = row["webhook"]
+                if due.get(hook, 0.0) <= time.monotonic():
+                    self._due[hook] = math.inf
+                    tries[hook] = threading.Thread(target=self._try, args=(row,), daemon=True)
+                    tries[hook].start()
+            soonest = min((self._due[row["webhook"]] for row in oldest), default=math.inf)
+            self._store.deliveries_ready.wait(None if soonest == math.inf else soonest - time.monotonic())
+            self._store.deliveries_ready.clear()
+        for thread in tries.values():
+            thread.join()
+
+    def _try(self, row: sqlite3.Row) -> None:
+        pause = self._deliver(row)
+        self._due[row["webhook"]] = time.monotonic() + pause
+        self._store.deliveries_ready.set()
 
     def _deliver(self, row: sqlite3.Row) -> float:
         """Try one delivery once, and write down what came of it; the pause until the next one, in seconds."""

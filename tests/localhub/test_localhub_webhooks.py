@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
+import threading
 from queue import Empty
 from typing import Any
 from unittest.mock import Mock
@@ -146,27 +147,41 @@ def test_a_webhook_goes_to_http_urls_only(ada: HfApi, url: str) -> None:
     assert status_of(ada.create_webhook, url=url, watched=[{"type": "user", "name": "ada"}]) == 400
 
 
-def test_a_pause_begins_when_an_attempt_has_ended_and_a_stop_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, sent, pauses = [0.0], list[str](), list[float]()
+def test_a_pause_begins_when_an_attempt_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, pauses = [0.0], list[float]()
 
-    def slowly(url: str, *_: object) -> tuple[int, None]:
+    def slowly(*_: object) -> tuple[int, None]:
         clock[0] += webhooks.TIMEOUT_S
-        sent.append(url)
-        if url == "last":
-            worker._stopping.set()
         return 500, None
 
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        rows[:] = [{**rows[0], "webhook": name, "url": name} for name in ("last", "never")]
+    def pause(seconds: float | None) -> None:
+        if seconds is None:  # the attempt is under way
+            assert ended.wait(30)
+        else:
+            pauses.append(seconds)
+            worker._stopping.set()
 
-    rows: list[dict[str, Any]] = [{"id": 1, "webhook": "a", "url": "a", "secret": None, "payload": "", "attempts": 0}]
-    store = Mock(rows=Mock(return_value=rows), deliveries_ready=Mock(wait=pause))
+    ended = threading.Event()
+    row: dict[str, Any] = {"id": 1, "webhook": "a", "url": "a", "secret": None, "payload": "", "attempts": 0}
+    ready = Mock(wait=pause, set=ended.set)
+    worker = webhooks.DeliveryWorker(Mock(rows=Mock(return_value=[row]), deliveries_ready=ready))
     monkeypatch.setattr(webhooks, "send", slowly)
     monkeypatch.setattr(webhooks, "time", Mock(monotonic=lambda: clock[0]))
-    worker = webhooks.DeliveryWorker(store)
     worker._run()
-    assert (pauses, sent) == ([webhooks.RETRY_AFTER_S[0]], ["a", "last"])
+    assert pauses == [webhooks.RETRY_AFTER_S[0]]
+
+
+def test_a_receiver_that_never_answers_delays_no_other(ada: HfApi, repo: str, receiver) -> None:
+    watched = [{"type": "model", "name": repo}]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        hooks = [ada.create_webhook(url=each, watched=watched, domains=["repo"]).id for each in (url, receiver.url)]
+        sha = ada.upload_file(path_or_fileobj=b"1", path_in_repo="a", repo_id=repo).oid
+        told = receiver.received.get(timeout=webhooks.TIMEOUT_S / 2)
+        assert json.loads(told.body)["updatedRefs"][0]["newSha"] == sha
+        assert deliveries(ada, hooks[0])[0]["attempts"] == 0
+        for hook in hooks:
+            ada.delete_webhook(hook)
 
 
 @pytest.mark.slow
