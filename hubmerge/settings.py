@@ -10,10 +10,10 @@ import site
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from hubmerge.errors import Problem, SettingsError
 
@@ -31,6 +31,10 @@ _WAY_OUT = (
 )
 
 
+# a file of settings is read by no shell, which would put the home in for ~
+_Folder = Annotated[Path, AfterValidator(lambda folder: Path(os.path.expanduser(folder)))]
+
+
 def _of(*variables: str, default: Any = None, **bounds: Any) -> Any:
     """A field of the environment; the first of its variables that is set counts."""
     return Field(default, validation_alias=AliasChoices(*variables), **bounds)
@@ -44,7 +48,7 @@ class Settings(BaseModel):
     # the Hub that every command talks to
     endpoint: str = _of("HF_ENDPOINT", default=DEFAULT_ENDPOINT)
     token: SecretStr | None = _of("HF_TOKEN")  # the command line's own token
-    data_dir: Path = _of("HUBMERGE_DATA", default=Path("data"))  # jobs, caches, the database; local disk
+    data_dir: _Folder = _of("HUBMERGE_DATA", default=Path("data"))  # jobs, caches, the database; local disk
     secret: SecretStr | None = _of("HUBMERGE_SECRET")  # encrypts tokens at rest; a Space secret
     signing_key: SecretStr | None = _of("HUBMERGE_SIGNING_KEY")  # signs results; None: derived from the secret
     trusted_keys: str | None = _of("HUBMERGE_TRUSTED_KEYS")  # public keys whose results are believed, 64 hex each
@@ -55,7 +59,7 @@ class Settings(BaseModel):
     oauth_client_secret: SecretStr | None = _of("OAUTH_CLIENT_SECRET")
     webhook_secret: SecretStr | None = _of("HUBMERGE_WEBHOOK_SECRET")
     results_repo: str | None = _of("HUBMERGE_RESULTS")  # the dataset that scores are recorded in; None: no leaderboard
-    rules_dir: Path | None = _of("HUBMERGE_RULES")  # a folder of watcher rules
+    rules_dir: _Folder | None = _of("HUBMERGE_RULES")  # a folder of watcher rules
     device_memory_gb: float | None = _of("HUBMERGE_DEVICE_MEMORY", gt=0, lt=1e9)  # of a GPU, for a job
     merge_hours: float = _of("HUBMERGE_MERGE_HOURS", default=24.0, gt=0, lt=1e6)  # that a visitor's merge may take
     zero_gpu: bool = _of("SPACES_ZERO_GPU", default=False)  # set by the platform where a GPU is lent per call

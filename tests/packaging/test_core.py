@@ -78,6 +78,12 @@ def test_an_app_with_a_results_dataset_needs_what_evaluates_before_it_serves(
     assert not (tmp_path / "data").exists()
 
 
+def test_a_folder_in_the_settings_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = load_settings({"HUBMERGE_DATA": "~/data", "HUBMERGE_RULES": "~/rules"})
+    assert (settings.data_dir, settings.rules_dir) == (tmp_path / "data", tmp_path / "rules")
+
+
 def test_what_belongs_to_no_extra_stays_an_error_of_python() -> None:
     assert extras.explained(ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) is None
     assert extras.explained(ModuleNotFoundError("no name")) is None
