@@ -113,7 +113,6 @@ def serve(
     if settings.results_repo is not None:
         require("eval", "HUBMERGE_RESULTS")
     checked_endpoint(settings.endpoint)  # where it is no address, gradio's import fails
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
 
     from workflows.app.app import launch_app  # gradio takes seconds to import
     from workflows.app.signin import OAuthClient

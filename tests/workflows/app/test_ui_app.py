@@ -95,8 +95,9 @@ def test_an_app_without_a_secret_says_who_can_read_the_tokens(
     monkeypatch.setattr(serve, "Bot", Mock(side_effect=InterruptedError))  # and nothing after it
     monkeypatch.setattr(serve, "set_up_logging", Mock())
     with pytest.raises(InterruptedError):
-        serve.serve(Settings(space_id="ada/merge", data_dir=tmp_path), host="127.0.0.1", port=0)
+        serve.serve(Settings(space_id="ada/merge", data_dir=tmp_path / "data"), host="127.0.0.1", port=0)
     assert "HUBMERGE_SECRET is not set" in caplog.text
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_queue_is_bounded_and_skipping_it_is_not_allowed() -> None:
