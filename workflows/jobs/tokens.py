@@ -113,7 +113,7 @@ def random_secret(path: Path) -> bytes:
                 os.fsync(file.fileno())
                 with suppress(FileExistsError):  # another process was first: its key is the key
                     os.link(file.name, path)
-        secret = path.read_bytes()
+        secret = path.read_bytes().strip()  # an editor ends a line, and the same text in the settings has no end
     if len(secret) < 64:  # anybody could guess the rest
         raise SettingsError(
             "the file of a random secret is not whole",
