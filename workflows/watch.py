@@ -41,6 +41,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     require_linux("the bot")
     # imported here, since every command builds this one's parser
     from workflows.bot import Bot, Intervals
+    from workflows.jobs.store import DATABASE
     from workflows.jobs.tokens import TokenVault
     from workflows.serve import recorded_scores
     from workflows.watchers.rules import RuleSet, load_rule
@@ -49,7 +50,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     if len({rule.name for rule in rules}) != len(rules):
         raise RuleError("two rules have one name", next_step="Rename one.")
     with ExitStack() as stack:
-        if arguments.dry_run and not settings.data_dir.exists():  # nor is there anything of the rule to know
+        if arguments.dry_run and not (settings.data_dir / DATABASE).exists():  # nor is anything of the rule known
             nothing = stack.enter_context(TemporaryDirectory(prefix="hubmerge-"))
             settings = settings.model_copy(update={"data_dir": Path(nothing)})
         vault = TokenVault.from_settings(settings)

@@ -19,6 +19,7 @@ from watch_helpers import Agents, rule_data
 from hubmerge.cli.main import main
 from localhub.process import LocalHubProcess
 from workflows.jobs.store import Store
+from workflows.watchers.ledger import Ledger
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +43,18 @@ def test_a_dry_run_prints_what_once_queues(agents: Agents, tmp_path: Path, capsy
     config = b'{"architectures": ["\\u001b[2J"]}'
     agents.api.upload_file(path_or_fileobj=config, path_in_repo="config.json", repo_id=odd)
     path = written(tmp_path, base)
+    (tmp_path / "data" / "runs").mkdir(parents=True)  # what other commands keep
     assert main(["watch", path, "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert "watch would merge" in told
     assert r"got \x1b[2J" in told  # which would clear the terminal
     assert all(name in told for name in names)
     assert f"left out {closed}@" in told
-    assert not (tmp_path / "data").exists()
+    assert [kept.name for kept in (tmp_path / "data").iterdir()] == ["runs"]
     store = Store(tmp_path / "data")
+    assert main(["watch", path, "--dry-run"]) == 0
+    assert Ledger(store).known("watch") == {}
+    capsys.readouterr()
     assert main(["watch", path, "--once", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     [job] = store.list_jobs()

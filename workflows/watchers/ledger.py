@@ -100,8 +100,8 @@ class Ledger:
         """Queue the merge of a set, at most once ever and within the budget; None where it was queued before, or where
         the rule was paused meanwhile.
 
-        A set whose job was given up for a passing reason is queued again. A job that a person has started stands for
-        the set. QuotaError when the owner has too many jobs under way.
+        A set whose job was given up for a passing reason is queued again, whoever had started it. Any other job that a
+        person has started stands for the set. QuotaError when the owner has too many jobs under way.
         """
         with self._store.writing() as change:
             connection = change.connection
@@ -115,7 +115,7 @@ class Ledger:
             ):
                 return None
             limit = self._store.jobs_per_user
-            job = change.submit(new, token, limit, again=lambda job: job.user == new.user and _may_go_on(job))
+            job = change.submit(new, token, limit, again=_may_go_on)
             self._record(connection, rule, planned, job_id=job.id)
             return job
 

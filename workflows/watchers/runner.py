@@ -128,7 +128,7 @@ class Watchers:
         `own`: go by what the rule of this name has merged; otherwise by nothing. Raises HubmergeError where the look is
         not possible; why the merge that it plans is not, is the turn's error.
         """
-        context = replace(self._context(rule, hub), known={}, remember=lambda model, key, facts: None)
+        context = replace(self._context(rule, hub), known={})
         if not own:
             context = replace(context, history=(), budget_left=rule.budget)
         decision = self._kinds[rule.watch].look(rule, context)
@@ -143,7 +143,7 @@ class Watchers:
     def _take(self, rule: RuleHead, hinted: tuple[str, ...], dry_run: bool) -> Turn:
         try:
             self._account.require(rule.owner)
-            context = self._context(rule, self._account.hub, hinted, request=not dry_run)
+            context = self._context(rule, self._account.hub, hinted, noting=not dry_run)
             decision = self._kinds[rule.watch].look(rule, context)
         except HubmergeError as error:
             return Turn(rule.name, error=error)
@@ -154,9 +154,9 @@ class Watchers:
         return self._start(rule, decision, decision.merge, dry_run)
 
     def _context(
-        self, rule: RuleHead, hub: Hub, hinted: tuple[str, ...] = (), *, request: bool = False
+        self, rule: RuleHead, hub: Hub, hinted: tuple[str, ...] = (), *, noting: bool = False
     ) -> WatchContext:
-        """`request`: missing scores are asked for."""
+        """`noting`: what is read is remembered, and missing scores are asked for."""
         return WatchContext(
             hub=hub,
             hinted=hinted,
@@ -166,8 +166,8 @@ class Watchers:
             budget_left=rule.budget - self._ledger.used(rule.name),
             today=self._ledger.today,
             known=self._ledger.known(rule.name),
-            remember=partial(self._ledger.remember, rule.name),
-            scores=partial(self._scores, request=request, private=rule.private),
+            remember=partial(self._ledger.remember, rule.name) if noting else lambda model, key, facts: None,
+            scores=partial(self._scores, request=noting, private=rule.private),
             flags=self._flags,
         )
 
@@ -200,24 +200,24 @@ class Watchers:
         return NewJob(id=prepared.identity, user=rule.owner, payload=payload, priority=WATCHED_MERGE)
 
     def _scores(self, suite: str, models: Sequence[Facts], *, request: bool, private: bool) -> Scores:
-        """The leaderboard's scores; missing ones are requested, each model once."""
+        """The leaderboard's scores; missing ones are requested, each model once, also one that could not be measured."""
         if self._requests is None:
             return Scores()
-        pins = [(m.id, m.sha) for m in models]
-        known = self._requests.scores.ranking(suite, pins)
+        recorded = self._requests.scores.known_scores()
         pending: set[str] = set()
         for model in models if request else ():
-            if (model.id, model.sha) in known:
+            key = self._requests.key(model.id, model.sha, suite)
+            if key in recorded:
                 continue
             try:
-                key = self._requests.key(model.id, model.sha, suite)
                 job = self._requests.request(key, OF_CANDIDATE, private=private or model.private)
             except QuotaError:  # others are under way; its turn comes
                 pending.add(model.pin)
                 continue
             if not job.state.is_terminal:
                 pending.add(model.pin)
-        ranked = self._requests.scores.ranking(suite, pins)  # again: one may have ended meanwhile
+        # only now: one may have ended meanwhile
+        ranked = self._requests.scores.ranking(suite, [(m.id, m.sha) for m in models])
         values = {m.pin: ranked[m.id, m.sha] for m in models if (m.id, m.sha) in ranked}
         return Scores(values, frozenset(pending))
 

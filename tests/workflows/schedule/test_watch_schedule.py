@@ -16,7 +16,7 @@ import apscheduler.schedulers.base
 import pytest
 from job_helpers import FINAL, FakeClock, FakeScores, ended, new_job
 from processes import until
-from watch_helpers import Agents, BotFor, facts, finish, joined, rule_for, rule_of, skipped
+from watch_helpers import Agents, BotFor, facts, finish, jobs, joined, rule_for, rule_of, skipped
 
 from hubmerge.errors import EvaluationError, HubUnavailableError, QuotaError
 from workflows.bot import Intervals
@@ -361,3 +361,11 @@ def test_scores_recorded_during_a_look_count(bot_for: BotFor, monkeypatch: pytes
     monkeypatch.setattr(bot.requests, "request", ends_meanwhile)
     found = bot.watchers._scores("zoo", [model], request=True, private=False)
     assert (found.values, found.pending) == ({model.pin: 0.9}, frozenset())
+
+
+def test_a_candidate_that_could_not_be_measured_is_not_measured_again(bot_for: BotFor) -> None:
+    scores, model = FakeScores(), facts("a")
+    bot = bot_for(scores=scores)
+    scores.known.add(bot.requests.key(model.id, model.sha, "zoo"))  # that it failed is recorded
+    found = bot.watchers._scores("zoo", [model], request=True, private=False)
+    assert (found.values, found.pending, jobs(bot)) == ({}, frozenset(), [])

@@ -453,6 +453,15 @@ def test_a_job_that_a_person_started_is_taken_over_not_doubled(ledger: Ledger, s
     assert store.sealed_token(mine.id) is None  # whose token acts was decided when it was submitted
 
 
+def test_another_user_s_job_that_was_given_up_goes_on_as_the_rule_s(ledger: Ledger, store: Store) -> None:
+    merge = planned(1, 2)
+    store.submit(job_of(merge, "bob"), SealedToken("of bob", None))
+    ended(store, JobError(code="E_LOGIN", message="the sign-in is over"))
+    started = ledger.start("watch", merge, job_of(merge), TOKEN, 5)
+    assert (started.id, started.state, started.user) == (merge.set_id, State.QUEUED, "ada")
+    assert store.sealed_token(started.id) == TOKEN
+
+
 def test_a_set_whose_job_is_tried_again_is_not_given_up(ledger: Ledger, store: Store, clock: FakeClock) -> None:
     merge = planned(1, 2)
     ledger.start("watch", merge, job_of(merge), TOKEN, 5)
