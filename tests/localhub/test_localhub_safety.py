@@ -118,14 +118,6 @@ def test_a_data_folder_that_cannot_be_used_is_refused_with_the_reason(
         Store(data)
 
 
-def test_one_folder_serves_one_hub_at_a_time(tmp_path: Path) -> None:
-    first = Store(tmp_path)
-    with pytest.raises(HubUnavailableError, match="another local Hub uses this data folder"):
-        Store(tmp_path)
-    first.close()
-    Store(tmp_path).close()
-
-
 # what strangers upload
 
 

@@ -274,17 +274,6 @@ def test_an_agent_that_cannot_be_read_is_tried_again_the_next_day(
     assert closed in joined(one(bot.watchers.poll()))
 
 
-def test_an_edited_rule_looks_at_remembered_models_anew(agents: Agents, bot_for: BotFor) -> None:
-    base = agents.base(agents=2)
-    misfit = agents.agent(base, name="ada/misfit")
-    agents.push(misfit, wide(), {"base_model": base, "license": "mit"})
-    strict = bot_for(rule_for(base, agents={"authors": ["ada"], "licenses": ["apache-2.0"]}))
-    assert skipped(one(strict.watchers.poll())) == {misfit: "license"}
-    free = bot_for(rule_for(base))
-    # it is no longer refused for its license, so now its weights are looked at
-    assert skipped(one(free.watchers.poll()))[misfit] == "E_INCOMPATIBLE"
-
-
 def test_a_used_up_budget_is_told_and_the_next_day_goes_on(agents: Agents, bot_for: BotFor, clock: FakeClock) -> None:
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base, budget=1))
