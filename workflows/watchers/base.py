@@ -65,6 +65,7 @@ class PastSet:
     set_id: str
     weights_id: str
     members: Mapping[str, Any]
+    target: str
     merged: bool = True
     failed: bool = False  # its job failed for good or was cancelled
 

@@ -85,7 +85,7 @@ class Ledger:
         """The sets merged so far, and those refused or given up today: tomorrow they may be tried again."""
         merged = and_(SETS.c.job_id.is_not(None), ~_given_up(SETS.c.job_id))
         failed = and_(JOBS.c.state.in_((State.FAILED, State.CANCELLED)), ~_given_up(SETS.c.job_id)).is_(True)
-        columns = (SETS.c.set_id, SETS.c.weights_id, SETS.c.members, SETS.c.job_id.is_not(None), failed)
+        columns = (SETS.c.set_id, SETS.c.weights_id, SETS.c.members, SETS.c.target, SETS.c.job_id.is_not(None), failed)
         query = select(*columns).outerjoin_from(SETS, JOBS, JOBS.c.id == SETS.c.job_id)
         query = query.where(SETS.c.rule == rule, or_(merged, self._today)).order_by(SETS.c.time)
         with self._store.reading() as connection:

@@ -17,7 +17,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from hubmerge.errors import HubmergeError, HubUnavailableError, InternalError, QuotaError
+from hubmerge.errors import (
+    HubmergeError,
+    HubUnavailableError,
+    InternalError,
+    LoginError,
+    PermissionDeniedError,
+    QuotaError,
+)
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
 from hubmerge.output.publish import Target
@@ -182,7 +189,8 @@ class Watchers:
             self._ledger.skip(rule.name, [*decision.skips, waits])
             return Turn(rule.name, decision, error=error)
         except HubmergeError as error:
-            if not error.retryable and not dry_run:
+            of_token = isinstance(error, LoginError | PermissionDeniedError)  # with another one it goes on at once
+            if not (error.retryable or of_token or dry_run):
                 self._ledger.refuse(rule.name, planned, error.code, str(error))
             if not dry_run and (not error.retryable or isinstance(error, HubUnavailableError)):
                 self._ledger.forget(rule.name, planned)

@@ -34,7 +34,7 @@ A, B, C = facts("a"), facts("b"), facts("c")
 
 
 def past(planned: PlannedMerge, *, merged: bool = True) -> PastSet:
-    return PastSet(planned.set_id, planned.weights_id, json.loads(json.dumps(planned.members)), merged)
+    return PastSet(planned.set_id, planned.weights_id, json.loads(json.dumps(planned.members)), planned.target, merged)
 
 
 def agents_of(decision: Decision) -> list[str]:
@@ -176,7 +176,8 @@ def test_a_set_that_was_refused_today_is_not_tried_again_and_forbids_no_other_of
     again = decided([A, B], [refused])
     told = "this set was refused today; it is tried again tomorrow (UTC)"  # and not "nothing new"
     assert (again.merge, again.skips, again.waiting) == (None, (), told)
-    assert decided([A, B], [replace(refused, set_id="0" * 64)]).merge is not None
+    for other in ({"set_id": "0" * 64}, {"target": "ada/taken"}):  # its owner chose another target meanwhile
+        assert decided([A, B], [replace(refused, **other)]).merge is not None
 
 
 def test_a_new_agent_new_weights_another_base_or_recipe_make_a_new_set() -> None:

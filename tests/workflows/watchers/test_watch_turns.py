@@ -325,6 +325,15 @@ def test_a_target_that_is_taken_is_not_tried_again_that_day(agents: Agents, bot_
     assert (row.code, row.job_id) == (None, jobs(bot)[0].id)
 
 
+def test_a_token_that_may_not_write_holds_up_no_set_once_another_is_given(
+    agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
+) -> None:
+    rule = rule_for(agents.base(agents=2))
+    [turn] = bot_for(rule, token=local_hub.tokens["ada_read"]).watchers.poll()
+    assert (turn.error.code, turn.job) == ("E_PERMISSION", None)
+    assert one(bot_for(rule).watchers.poll()).job is not None
+
+
 def test_a_private_candidate_and_what_a_rule_did_while_it_was_private_are_told_to_their_owner_only(
     agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

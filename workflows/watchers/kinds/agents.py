@@ -211,9 +211,9 @@ def decide(
         missing = waiting or f"{len(joining)} of at least {rule.min_agents} agents so far"
         return Decision(skips=tuple(skips), waiting=missing)
     planned = plan_merge(rule, base, joining)
-    before = [past for past in history if past.set_id == planned.set_id]
-    if before:
-        refused = "" if before[0].merged else "this set was refused today; it is tried again tomorrow (UTC)"
+    before = next((past for past in history if past.set_id == planned.set_id), None)
+    if before is not None and (before.merged or before.target == planned.target):  # else its owner corrected the rule
+        refused = "" if before.merged else "this set was refused today; it is tried again tomorrow (UTC)"
         return Decision(skips=tuple(skips), waiting=refused)
     stop = _known(rule, planned, candidates, history)
     if stop is None and budget_left < 1:
