@@ -207,7 +207,7 @@ SELECT d.*, w.url, w.secret FROM deliveries d JOIN webhooks w ON w.id = d.webhoo
 
 
 class DeliveryWorker:
-    """Sends pending deliveries until it is stopped, one of each webhook at a time, so that no receiver delays another."""
+    """Sends pending deliveries until it is stopped, one of each webhook at a time: no receiver delays another."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

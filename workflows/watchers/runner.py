@@ -160,9 +160,7 @@ class Watchers:
             return Turn(rule.name, decision)
         return self._start(rule, decision, decision.merge, dry_run)
 
-    def _context(
-        self, rule: RuleHead, hub: Hub, hinted: tuple[str, ...] = (), *, noting: bool = False
-    ) -> WatchContext:
+    def _context(self, rule: RuleHead, hub: Hub, hinted: tuple[str, ...] = (), *, noting: bool = False) -> WatchContext:
         """`noting`: what is read is remembered, and missing scores are asked for."""
         return WatchContext(
             hub=hub,
@@ -208,7 +206,7 @@ class Watchers:
         return NewJob(id=prepared.identity, user=rule.owner, payload=payload, priority=WATCHED_MERGE)
 
     def _scores(self, suite: str, models: Sequence[Facts], *, request: bool, private: bool) -> Scores:
-        """The leaderboard's scores; missing ones are requested, each model once, also one that could not be measured."""
+        """The leaderboard's scores; missing ones are requested, each model once, though it could not be measured."""
         if self._requests is None:
             return Scores()
         recorded = self._requests.scores.known_scores()
