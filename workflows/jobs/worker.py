@@ -50,7 +50,7 @@ PIPELINES: Mapping[str, str] = {
 }
 KEPT_FAILED_SHARE = 0.1  # of the disk
 _GUARD_SHARE = 0.8  # the guardian gives up before the lease does
-_SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|KEY)S?($|_)")
+_SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|KEY)S?($|_)", re.IGNORECASE)
 
 
 def child_environment(environment: Mapping[str, str], endpoint: str) -> dict[str, str]:

@@ -288,7 +288,7 @@ def test_a_cancelled_job_ends_with_its_helpers_and_leaves_no_folder(
 def test_a_child_gets_its_document_whole_and_no_secret_of_the_space_and_its_helpers_read_no_heartbeat(
     tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("HF_TOKEN", "HUBMERGE_SECRET", "HUBMERGE_WEBHOOK_SECRET", "OAUTH_CLIENT_SECRET", "X_API_KEY"):
+    for name in ("HF_TOKEN", "HUBMERGE_SECRET", "HUBMERGE_WEBHOOK_SECRET", "OAUTH_CLIENT_SECRET", "x_api_key"):
         monkeypatch.setenv(name, "private")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     job = run_one(tmp_path, live, "surroundings", long="x" * 250_000)  # longer than a pipe holds
