@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from hubmerge.errors import (
+    EvaluationError,
     HubmergeError,
     HubUnavailableError,
     InternalError,
@@ -57,7 +58,7 @@ class Turn:
 
 class Watchers:
     """The turns of all rules. `rules` is asked anew for every round, so that an edited rule counts at once. Without
-    `requests` no model has a score or a flag."""
+    `requests` no model has a flag, and a rule that asks for scores does not look."""
 
     def __init__(
         self,
@@ -208,7 +209,11 @@ class Watchers:
     def _scores(self, suite: str, models: Sequence[Facts], *, request: bool, private: bool) -> Scores:
         """The leaderboard's scores; missing ones are requested, each model once, though it could not be measured."""
         if self._requests is None:
-            return Scores()
+            raise EvaluationError(
+                "there is no results dataset to take scores from",
+                where=f"suite {suite}",
+                next_step="Set HUBMERGE_RESULTS to that of the leaderboard.",
+            )
         recorded = self._requests.scores.known_scores()
         pending: set[str] = set()
         for model in models if request else ():

@@ -348,6 +348,8 @@ def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: BotFor
     finish(bot)
     [turn] = bot.watchers.poll()
     assert (joined(turn), skipped(turn)) == (names[1:], {names[0]: "not_best"})
+    [turn] = bot_for(rule_for(base, **chosen)).watchers.poll()  # of an app that keeps no scores
+    assert "Set HUBMERGE_RESULTS" in str(turn.error)
 
 
 def test_scores_recorded_during_a_look_count(bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
