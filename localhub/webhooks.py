@@ -243,6 +243,7 @@ class DeliveryWorker:
             thread.join()
 
     def _try(self, row: sqlite3.Row) -> None:
+        """Try one delivery once; the pause before the next one of its webhook begins when that has ended."""
         pause = self._deliver(row)
         self._due[row["webhook"]] = time.monotonic() + pause
         self._store.deliveries_ready.set()

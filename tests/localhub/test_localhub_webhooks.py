@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
-import threading
 from queue import Empty
 from typing import Any
 from unittest.mock import Mock
@@ -148,27 +147,18 @@ def test_a_webhook_goes_to_http_urls_only(ada: HfApi, url: str) -> None:
 
 
 def test_a_pause_begins_when_an_attempt_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, pauses = [0.0], list[float]()
+    clock = [0.0]
 
     def slowly(*_: object) -> tuple[int, None]:
         clock[0] += webhooks.TIMEOUT_S
         return 500, None
 
-    def pause(seconds: float | None) -> None:
-        if seconds is None:  # the attempt is under way
-            assert ended.wait(30)
-        else:
-            pauses.append(seconds)
-            worker._stopping.set()
-
-    ended = threading.Event()
-    row: dict[str, Any] = {"id": 1, "webhook": "a", "url": "a", "secret": None, "payload": "", "attempts": 0}
-    ready = Mock(wait=pause, set=ended.set)
-    worker = webhooks.DeliveryWorker(Mock(rows=Mock(return_value=[row]), deliveries_ready=ready))
+    row: Any = {"id": 1, "webhook": "a", "url": "a", "secret": None, "payload": "", "attempts": 0}
+    worker = webhooks.DeliveryWorker(Mock())
     monkeypatch.setattr(webhooks, "send", slowly)
     monkeypatch.setattr(webhooks, "time", Mock(monotonic=lambda: clock[0]))
-    worker._run()
-    assert pauses == [webhooks.RETRY_AFTER_S[0]]
+    worker._try(row)
+    assert worker._due == {"a": webhooks.TIMEOUT_S + webhooks.RETRY_AFTER_S[0]}
 
 
 def test_a_receiver_that_never_answers_delays_no_other(ada: HfApi, repo: str, receiver) -> None:
