@@ -41,7 +41,8 @@ _IDENTITY = re.compile(r"[0-9a-f]{64}")
 def publish_scores(hub: Hub, repo: str, results: Iterable[EvaluationResult], *, source_url: str = "") -> str | None:
     """Put the scores of the merge in `repo` beside those of its parents; returns the commit, if one is needed.
 
-    `results`: of the merge and of its parents; what does not belong is left out. `source_url`: the results dataset.
+    `results`: of the merge and of its parents; what does not belong is left out. Scores of suites of which the merge
+    has no result among them stay as they are. `source_url`: the results dataset.
     """
     results = tuple(results)
 
@@ -51,7 +52,10 @@ def publish_scores(hub: Hub, repo: str, results: Iterable[EvaluationResult], *, 
         rows = evaluation_rows(report, {state.id, report.target}, results)
         files = benchmark_files(rows, source_url)
         if rows and _same(hub, state, CARD, card):
-            scored = replace(report, evaluations=tuple(rows))
+            suites = [row["suite"] for row in rows]
+            others = [row for row in report.evaluations if row.get("suite") not in suites]  # which stay on the card
+            told = sorted((*others, *rows), key=lambda row: str(row.get("suite")))
+            scored = replace(report, evaluations=tuple(told))
             files[CARD] = card_of(scored, state.files, hub.endpoint).encode()
             files[MANIFEST] = json_file(scored.to_json())
         files = {path: data for path, data in files.items() if not _same(hub, state, path, data)}
@@ -101,8 +105,10 @@ def _row(run: EvaluationResult, name: str, metric: str, label: str) -> dict[str,
     row: dict[str, Any] = {"suite": run.suite, "suite_version": run.suite_version, "task": name, "metric": metric}
     if label:
         row["model"] = label
-    elif (known := registry().get(name)) is not None:  # its name for readers, and its prompt
-        row |= {"title": known.title, "prompt": known.asked, "chat": known.chat}
+    elif (known := registry().get(name)) is not None:
+        row["title"] = known.title
+        if task is not None and task.task_version == known.version:  # another one may have asked in another way
+            row |= {"prompt": known.asked, "chat": known.chat}
     if task is None:  # a failed run: no number, never a zero
         return row | {"value": None}
     return row | {key: getattr(task, key) for key in _OF_A_SCORE} | {"created": run.created}

@@ -34,7 +34,7 @@ from hubmerge.errors import (
     SourceNotFoundError,
 )
 
-_PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+_PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504, *range(520, 531)))  # from 520 on: of gateways
 _CLIENT_LOGGER = "huggingface_hub.utils._http"
 _REFUSALS = frozenset((400, 402, 403, 405, 411, 413, 414, 415, 422, 451))  # final: the same request fails again
 _NO_ROOM = re.compile(r"storage (?:limit|pattern)|quota", re.IGNORECASE)  # the account's, which the Hub tells with 403

@@ -35,13 +35,13 @@ def compared(diff: Diff) -> str:
 
 
 def verdict(diff: Diff) -> str:
-    """How much changed, and where most of it; for a diff in which something did."""
+    """How much changed, and where in the layers most of it; for a diff in which something did."""
     said = f"{percent(diff.total.density)} of the parameters changed"
     cells = {(depth, name): cell["density"] or 0.0 for depth, row in diff.grid.items() for name, cell in row.items()}
-    if not cells:
+    if not any(cells.values()):
         return f"{said}."
     depth, name = max(cells, key=lambda at: cells[at])
-    return f"{said}; most of all {name} in layer {depth}, with {percent(cells[depth, name])}."
+    return f"{said}; among the layers, most of all {name} in layer {depth}, with {percent(cells[depth, name])}."
 
 
 def side(model: Side) -> str:

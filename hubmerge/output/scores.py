@@ -186,7 +186,8 @@ class SkillsKept:
         """
         if (gain := self.mean) is None:
             return None
-        return len({(s.best_parent, s.best_sha) for s in self.skills if s.kept}) > 1, self.kept, gain.value
+        several = len({(s.best_parent, s.best_sha) for s in self.skills if s.kept}) > 1
+        return several, self.kept, round(gain.value, DECIMALS)
 
     @property
     def text(self) -> str:
@@ -236,7 +237,7 @@ def _which(skills: SkillsKept) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f}".replace("-", "−")
+    return f"{round(100 * share)}".replace("-", "−")
 
 
 def skills_kept(own: Mapping[tuple[str, str], Estimate], parents: Sequence[ParentLine]) -> SkillsKept | None:

@@ -21,6 +21,7 @@ from stream_helpers import report_of, run
 from hubmerge.board.eval_results import differ_in_scores_alone, evaluation_rows, publish_scores
 from hubmerge.errors import PermissionDeniedError
 from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo, RepoState
 from hubmerge.output.card import render_card
@@ -107,6 +108,18 @@ def test_the_same_scores_again_make_no_commit_and_new_ones_one(hub: Hub, ada: Hf
     assert json.loads(text(ada, repo, "hubmerge.json"))["identity"] == merge_report(repo).identity
 
 
+def test_scores_of_another_suite_stay_beside_new_ones(hub: Hub, ada: HfApi, repo: str) -> None:
+    """As after two runs of `hubmerge run --evaluate`, of which each knows its own suite alone."""
+    code = [result(repo, "9", [task("humaneval", "code", 0.4)], suite="code")]
+    for results in (results_of(repo), code):
+        assert publish_scores(hub, repo, results) is not None
+    assert publish_scores(hub, repo, results_of(repo)) is None
+    told = json.loads(text(ada, repo, "hubmerge.json"))["evaluations"]
+    assert [row["suite"] for row in told if "model" not in row] == ["code", "math", "math"]
+    index = ModelCard(text(ada, repo, "README.md")).data.eval_results
+    assert [score.dataset_name for score in index] == ["humaneval", "math_500"]
+
+
 def test_a_card_that_somebody_edited_stays(hub: Hub, ada: HfApi, repo: str) -> None:
     push(ada, repo, {"README.md": MINE})
     assert publish_scores(hub, repo, results_of(repo)) is not None
@@ -174,6 +187,13 @@ def test_results_of_others_of_other_commits_and_other_versions_are_left_out() ->
     rows = evaluation_rows(merge_report("ada/merged"), {"ada/merged"}, [own, *foreign])
     assert {row.get("model") for row in rows} == {None}
     assert len(rows) == 2
+
+
+@pytest.mark.parametrize("older", [0, 1])
+def test_a_score_has_the_prompt_of_its_own_version_alone(older: int) -> None:
+    now = task("gsm8k", "math", 0.8, **GSM8K, task_version=registry()["gsm8k"].version - older)
+    [row] = evaluation_rows(merge_report("ada/merged"), {"ada/merged"}, [result("ada/merged", "9", [now])])
+    assert (row["title"], "prompt" in row) == ("GSM8K", not older)
 
 
 def test_a_merge_gets_no_score_of_another_one_that_had_its_name_before() -> None:

@@ -228,7 +228,7 @@ def test_a_file_name_cannot_lead_out_of_the_cache(server: ScriptedHub, hub: Hub,
     assert server.requests == []
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 522])
 def test_what_passes_is_repeated_with_growing_random_pauses(server: ScriptedHub, hub: Hub, clock: Clock, status: int):
     server.bend = lambda request: error(status)
     with pytest.raises(TransientHubError, match=str(status)):

@@ -468,8 +468,12 @@ def test_a_comparison_that_fails_leaves_no_empty_figure(tmp_path: Path, monkeypa
 
 
 def test_a_difference_is_told_first_in_one_sentence(example: Diff) -> None:
-    assert verdict(example) == "9.97% of the parameters changed; most of all attention in layer 0, with 41.9%."
-    assert verdict(replace(example, grid={})) == "9.97% of the parameters changed."
+    """The final norm, which is in no layer, changed more: 71.9%."""
+    most = "among the layers, most of all attention in layer 0, with 41.9%"
+    assert verdict(example) == f"9.97% of the parameters changed; {most}."
+    still = {depth: dict.fromkeys(row, {"density": 0.0, "relative_l2": 0.0}) for depth, row in example.grid.items()}
+    for grid in ({}, still):
+        assert verdict(replace(example, grid=grid)) == "9.97% of the parameters changed."
 
 
 def test_a_strangers_names_cannot_steer_the_terminal_or_break_the_figure(example: Diff) -> None:

@@ -123,6 +123,8 @@ def test_a_skill_of_which_little_is_left_is_not_kept() -> None:
     assert lost.text == "1 of 2 skills: 45% of the gain in math, 84% in code"
     below = row_of(family(scores={"math": 0.10, "instruction": 0.5, "code": 0.72})).skills
     assert below.text == "1 of 2 skills: −25% of the gain in math, 84% in code"
+    hardly = row_of(family(scores={"math": 0.199, "instruction": 0.5, "code": 0.72})).skills
+    assert hardly.text == "1 of 2 skills: 0% of the gain in math, 84% in code"  # and no −0%
 
 
 def test_just_half_of_a_gain_is_kept_whatever_floats_make_of_it() -> None:
@@ -130,6 +132,14 @@ def test_just_half_of_a_gain_is_kept_whatever_floats_make_of_it() -> None:
     gain = gain_kept(own, best, base)
     assert gain.value < 0.5 == pytest.approx(gain.value, abs=1e-12)
     assert Skill("gsm8k", "math", "org/math", gain, "c" * 40).kept
+
+
+def test_equal_mean_gains_share_a_rank_whatever_floats_make_of_them() -> None:
+    scores = ({"math": 0.2, "code": 0.2}, {"math": 0.8, "code": 0.2}, {"math": 0.2, "code": 0.8})
+    results = [result(p["id"], p["sha"][0], s, samples=400) for p, s in zip(PARENTS, scores, strict=True)]
+    for name, values in (("a", (0.0, 0.2)), ("b", (0.05, 0.15))):
+        results.append(result(f"me/{name}", "e", dict(zip(("math", "code"), values, strict=True)), parents=PARENTS))
+    assert [row_of(results, f"me/{name}").skills_rank for name in "ab"] == [1, 1]
 
 
 def test_means_of_equal_sums_are_no_synergy() -> None:

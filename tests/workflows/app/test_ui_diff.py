@@ -75,7 +75,8 @@ def test_from_an_address_to_the_result_which_only_who_is_signed_in_starts_and_it
     assert site.service.store[job].state == "cancelled"
     job_of(site, state="done", queue_position=None, warnings=("x" * 90,), result=zoo_diff.to_json())
     page.locator("#compare").click()
-    shown(page, "#diff strong", "9.97% of the parameters changed; most of all attention in layer 0, with 41.9%.")
+    most = "among the layers, most of all attention in layer 0, with 41.9%"
+    shown(page, "#diff strong", f"9.97% of the parameters changed; {most}.")
     assert page.locator("#diff figure img").evaluate("image => image.naturalWidth") == 800
     shown(page, "#diff", "model.layers.0.self_attn.o_proj.bias")
     assert page.url.endswith(ADDRESS)
