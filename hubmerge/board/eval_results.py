@@ -92,7 +92,8 @@ def evaluation_rows(
         same = [r for r in results if (r.suite, r.suite_version) == (newest.suite, newest.suite_version)]
         runs = {"": newest}
         for p in report.parents:
-            found = next((r for r in same if (r.model, r.sha) == (p.id, p.sha)), None)
+            # by its commit, since its repo may have been renamed
+            found = min((r for r in same if r.sha == p.sha), key=lambda r, id=p.id: r.model != id, default=None)
             if p.kind == "hub" and found is not None:
                 runs[p.label] = found
         metrics = {t.task: t.metric for r in runs.values() for t in r.tasks}

@@ -277,6 +277,8 @@ def _rows(
     counted = {n for n in shown if not marks[n] and n == newest[n[0]] and id(scored[n].result) in decisive}
     ranked = [scored[n] for n in sorted(counted)]
     signed = {n: s for n, s in scored.items() if standing.is_signed(s.result)}
+    # parents also by their commits, since a repo may have been renamed
+    of_commit = [{sha: s for (_, sha), s in found.items()} for found in (scored, signed)]
     domains = _domains(scored)
     lows = sorted(s.overall.low for s in ranked if s.overall)
     lows_of = {d: sorted(s.domains[d].low for s in ranked if d in s.domains) for d in domains}
@@ -289,7 +291,10 @@ def _rows(
         rows.append(
             _row(
                 own,
-                [_parent(p, credible) for p in own.result.facts.parents],
+                [
+                    _parent(p, credible.get((p.id, p.sha)) or of_commit[node in signed].get(p.sha))
+                    for p in own.result.facts.parents
+                ],
                 ranks,
                 rank=_rank(own.overall.high, lows) if counts and own.overall else None,
                 ancestors=tuple(f"{id}@{sha}" for id, sha in of[node][0].ancestors(node)),
@@ -325,8 +330,7 @@ def _newest(group: Sequence[EvaluationResult], standing: Standing) -> dict[str, 
     return {result.model: (result.model, result.sha) for result in sorted(group, key=age)}
 
 
-def _parent(parent: Any, scored: Mapping[Node, _Scored]) -> ParentLine:
-    own = scored.get((parent.id, parent.sha))
+def _parent(parent: Any, own: _Scored | None) -> ParentLine:
     line = ParentLine(parent.role, parent.id, parent.sha, parent.weight, "not scored")
     if own is None:
         return line

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from board_helpers import result, sha, task
+from board_helpers import SEED, TRUSTED, family, result, sha, task
+from board_helpers import rows as board_rows
 from builders import random_base, sparse_agent, write_model
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from plan_helpers import plan_of
@@ -19,8 +20,10 @@ from report_helpers import report
 from stream_helpers import report_of, run
 
 from hubmerge.board.eval_results import differ_in_scores_alone, evaluation_rows, publish_scores
+from hubmerge.board.leaderboard import build_board
 from hubmerge.errors import PermissionDeniedError
 from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.evaluation.signing import signed
 from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo, RepoState
@@ -207,6 +210,20 @@ def test_a_merge_gets_no_score_of_another_one_that_had_its_name_before() -> None
 
     assert rows(made.recipe_yaml) == evaluation_rows(made, {"ada/merged"}, [own, *parents]) != []
     assert rows(f"{made.recipe_yaml}seed: 1\n") == []
+
+
+def test_a_parent_that_was_renamed_has_its_scores_on_card_and_board() -> None:
+    """It is measured under the name that it has now, at the commit that was merged."""
+    merge, base, agent, *_ = results_of("ada/merged")
+    duplicate = agent.model_copy(update={"model": "a/copy"})  # of the same commit, whose own score is preferred
+    renamed = base.model_copy(update={"model": "org/base-renamed"})
+    rows = evaluation_rows(merge_report("ada/merged"), {"ada/merged"}, [merge, duplicate, renamed, agent])
+    assert [row["value"] for row in rows if row["task"] == "gsm8k"] == [0.80, 0.20, 0.70]
+    results = [r.model_copy(update={"model": f"{r.model}-renamed"}) for r in family()[:3]]
+    for trusted in (frozenset(), TRUSTED):
+        told = [signed(r, SEED, "bot") if trusted else r for r in (*results, family()[3])]
+        row = board_rows(build_board(told, trusted=trusted))["org/merge"]
+        assert row.skills == board_rows(build_board(family()))["org/merge"].skills
 
 
 def test_a_base_and_an_agent_of_one_name_have_scores_of_their_own(tmp_path: Path) -> None:

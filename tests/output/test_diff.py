@@ -471,7 +471,8 @@ def test_a_difference_is_told_first_in_one_sentence(example: Diff) -> None:
     """The final norm, which is in no layer, changed more: 71.9%."""
     most = "among the layers, most of all attention in layer 0, with 41.9%"
     assert verdict(example) == f"9.97% of the parameters changed; {most}."
-    still = {depth: dict.fromkeys(row, {"density": 0.0, "relative_l2": 0.0}) for depth, row in example.grid.items()}
+    nothing = {"density": 0.0, "relative_l2": 0.0}
+    still = {depth: dict.fromkeys(row, nothing) for depth, row in example.grid.items()}
     for grid in ({}, still):
         assert verdict(replace(example, grid=grid)) == "9.97% of the parameters changed."
 
