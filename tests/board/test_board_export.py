@@ -71,20 +71,6 @@ def test_a_domain_that_is_called_like_a_column_hides_none() -> None:
     assert float(row["math_low"]) < float(row["math"]) == float(row["score_math_low"])
 
 
-def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
-    board = build_board([*family(), result("<b>", "1", {"math": 1.0})], [Flag("withdrawn", "org/math")])
-    data = json.loads(board_json(board))
-    [suite] = data["suites"]
-    assert (suite["suite"], suite["version"], suite["split"], suite["versions"]) == ("trio", "1", "test", ["1"])
-    assert suite["domains"] == ["math", "instruction", "code"]
-    merge = next(r for r in suite["rows"] if r["model"] == "org/merge")
-    inherited = {"kind": "withdrawn", "reason": "", "inherited_from": "org/math"}
-    assert merge["flags"] == [inherited]
-    assert (merge["skills"]["kept"], merge["skills_rank"]) == (2, None)  # flagged: it has no rank
-    assert merge["skills"]["skills"][0]["value"] == pytest.approx(1.15)
-    assert [r["reason"] for r in data["refused"]] == ["its model is not a repo's name"]
-
-
 def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
     ran, words = {"dtype": "bfloat16", "stored_dtype": "float32"}, "bfloat16, stored as float32"
     tasks = [task(f"{domain}_task", domain, 0.5, truncated=3) for domain in ("math", "instruction", "code")]
@@ -94,11 +80,10 @@ def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
     board = build_board(results, flags, trusted=TRUSTED)
     data = json.loads(board_json(board))
     assert {f["model"]: f["kind"] for f in data["flags"]} == {"org/failed": "withdrawn", "org/code": "contaminated"}
-    told = [
-        {"suite": suite["suite"], "suite_version": suite["version"], "split": suite["split"], **row}
-        for suite in data["suites"]
-        for row in suite["rows"]
-    ]
+    [suite] = data["suites"]
+    named = {"suite": "trio", "version": "1", "split": "test", "versions": ["1"]}
+    assert suite == {**named, "domains": ["math", "instruction", "code"], "rows": suite["rows"]}
+    told = [{"suite": "trio", "suite_version": "1", "split": "test", **row} for row in suite["rows"]]
     lines = pq.read_table(io.BytesIO(board_parquet(board))).to_pylist()
     assert len(lines) == len(told) == len(results) - 1
     assert [r["reason"] for r in data["refused"]] == ["its model is not a repo's name"]
@@ -113,7 +98,10 @@ def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
         "evil/x": ("community", False),
         "org/failed": ("community", False),
     }
-    assert [f["inherited_from"] for f in rows["org/merge"]["flags"]] == ["org/code"]
+    merge = rows["org/merge"]
+    assert merge["flags"] == [{"kind": "contaminated", "reason": "leaked", "inherited_from": "org/code"}]
+    assert (merge["skills"]["kept"], merge["skills_rank"]) == (2, None)  # flagged: it has no rank
+    assert merge["skills"]["skills"][0]["value"] == pytest.approx(1.15)
     assert (rows["evil/x"]["dtype"], rows["evil/x"]["narrowed"]) == ("bfloat16", words)
     assert [t["truncated"] for t in rows["evil/x"]["tasks"]] == [3, 3, 3]
     cells = {line["model"]: line for line in rows_of(suite_csv(board.suites[0]))}

@@ -123,10 +123,10 @@ def test_a_paper_without_a_number_is_named_alone() -> None:
 
 
 def test_a_parent_whose_commit_is_no_sha_is_not_linked_at_it() -> None:
-    parents = [{**p, "sha": "main/../../x) <b>"} for p in report_data()["parents"]]
-    body = body_of(render_card(report(parents=parents)))
-    assert not [url for _, url in lively(body) if "tree" in url]
-    assert "`main/../../x) <b>`" in body
+    for sha in ("main/../../x", "main/../../x) <b>"):
+        body = body_of(render_card(report(parents=[{**p, "sha": sha} for p in report_data()["parents"]])))
+        assert not [url for _, url in lively(body) if "tree" in url]
+        assert f"`{sha}`" in body
 
 
 def test_parents_are_linked_at_their_commit_on_the_hub_that_was_used_where_a_link_can_hold_it() -> None:
@@ -136,9 +136,6 @@ def test_parents_are_linked_at_their_commit_on_the_hub_that_was_used_where_a_lin
     for endpoint in ("https://host/~team", "https://host/a%20b", "HTTPS://host", "https://bücher.example"):
         card = render_card(report(), endpoint=endpoint)  # a Hub whose address no link holds ends no merge
         assert f"| agent | `org/math` (gated) | `{'b' * 40}` (" in card
-    body = body_of(render_card(report(parents=[{**p, "sha": "main/../../x"} for p in report_data()["parents"]])))
-    assert not [url for _, url in lively(body) if "tree" in url]
-    assert "`main/../../x`" in body
 
 
 def replaced(data: Any, old: str, new: str) -> Any:
