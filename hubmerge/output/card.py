@@ -153,7 +153,7 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "other_rounding": ("stochastic" if report.rounding == "nearest" else "nearest")
         if any(o.effective_scale_other_rounding is not None for o in report.outcomes)
         else None,
-        "sixteen_bits": _sixteen_bits(report),
+        "sixteen_bits": any(d in SIXTEEN_BITS for d in report.dtype),
         "all_sixteen_bits": all(d in SIXTEEN_BITS for d in report.dtype),
         "losses": losses,
         "lost_of": "λ" if all(loss.of == _OF_LAMBDA for loss in losses) else "the updates",
@@ -256,10 +256,6 @@ def _range(values: Sequence[float | None]) -> str | None:
 _OF_LAMBDA = "λ − 1"
 
 
-def _sixteen_bits(report: Report) -> bool:
-    return any(d in SIXTEEN_BITS for d in report.dtype)
-
-
 def _roundings(report: Report, weights: Mapping[str, float]) -> list[Loss]:
     """The loss of each agent for which rounding to nearest was measured: of λ − 1 where the method rescales the agent,
     of the update itself elsewhere. Measured factors contain the agent's weight, λ does not.
@@ -268,7 +264,8 @@ def _roundings(report: Report, weights: Mapping[str, float]) -> list[Loss]:
     counted as unique may have got another factor than the formula's λ.
     """
     found = []
-    used = report.rounding == "nearest" or not _sixteen_bits(report)  # 32 bits are rounded in one way
+    # 32 bits are rounded in one way
+    used = report.rounding == "nearest" or not any(d in SIXTEEN_BITS for d in report.dtype)
     for outcome in report.outcomes:
         before = outcome.kept_unique
         after = outcome.effective_scale if used else outcome.effective_scale_other_rounding
