@@ -130,7 +130,8 @@ def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
         return TargetState("ours", state.sha)
     foreign = [] if ours else sorted(set(state.files) - _INITIAL_FILES)
     if foreign:
-        raise target.taken("the target already holds something else", "a new or empty repo", _first(foreign))
+        of = "" if state.id == target.repo else f" of {state.id}, to which this name leads"  # since it was renamed
+        raise target.taken("the target already holds something else", "a new or empty repo", _first(foreign) + of)
     if target.private and not state.private:
         what, step = "the target is public, and a private one was asked for", "Make it private or choose another name"
         raise target.taken(what, "a private repo", "a public one", step)

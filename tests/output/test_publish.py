@@ -115,6 +115,14 @@ def test_other_files_another_merge_or_a_broken_manifest_are_refused_and_untouche
     assert (job.head(), job.hub.commits) == (head, 0)
 
 
+def test_a_target_that_was_renamed_is_named_as_it_is_now(job: Publication):
+    job.publish()
+    job.api.move_repo(job.name, f"{job.name}-now")
+    job.add("hubmerge.json", b"{}")
+    with pytest.raises(TargetExistsError, match=f"of {job.name}-now, to which this name leads"):
+        job.publish()
+
+
 @pytest.mark.parametrize("there_before", [False, True])
 def test_a_private_merge_is_made_in_a_private_repo_and_a_private_repo_stays_private(
     job: Publication, there_before: bool
