@@ -102,10 +102,12 @@ def _line(name: str, role: str, score: Estimate | None) -> Markup:
 
 
 def use_it(model: str, tasks: Sequence[TaskLine]) -> Markup | None:
-    """Python that loads the model and lets it answer, and the prompt of each task; tasks that ask alike together."""
+    """Python that loads the model and lets it answer, and the prompt of each task; tasks that ask alike together. A
+    score of another version of its task may have been asked for in another way."""
     if not is_hub_id(model):
         return None
-    known = [(task, line.few_shot) for line in tasks if (task := registry().get(line.task))]
+    versions = ((registry().get(line.task), line) for line in tasks)
+    known = [(task, line.few_shot) for task, line in versions if task and task.version == line.task_version]
     text = task_of({"architectures": ["LlamaForCausalLM"]})  # what is scored writes text
     code = python(text, model, plainly_asked([(task.chat, few_shot, task.asked) for task, few_shot in known]))
     asked: dict[tuple[str, str], list[str]] = {}

@@ -298,3 +298,4 @@ def test_the_snippet_brings_the_prompts_of_the_tasks_that_were_scored(merged: Ro
     assert "What is 17 + 25?" in shown
     assert "prompt = &#34;math {digit} {digit} + {digit} {digit} =&#34;" in str(use_it("org/merge", others[:1]))
     assert "<details>" not in str(use_it("org/merge", merged.tasks))  # tasks that nobody knows here
+    assert "<details>" not in str(use_it("org/merge", [replace(others[0], task_version=99)]))  # nor this version
