@@ -161,8 +161,9 @@ INSPECTED = f"""(checked) => {{
 # A slow Hub takes a while to answer a start; meanwhile the page says so, and a second click does nothing.
 STARTING = """() => ['<p class="hm-dim" role="status">Starting …</p>', {__type__: "update", interactive: false}]"""
 
-# A name that nobody typed is left to the server: no inspection may have been about the form as it is now.
-UNNAMED = """(suite, owner, name, ...values) => [suite, owner, name === window.hm?.proposed ? null : name, ...values]"""
+# A name that nobody typed is left to the server: no inspection may have been about the form as it is now, or about any.
+UNNAMED = """(suite, owner, name, ...values) =>
+  [suite, owner, name === (window.hm?.proposed ?? "") ? null : name, ...values]"""
 
 # The name that an inspection proposes replaces an earlier proposal, never what somebody typed or is typing.
 CORRECT_NAME = f"""(proposed, name, address) => {{
