@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 import gradio as gr
 from markupsafe import Markup
 
-from hubmerge.errors import HubmergeError
+from hubmerge.errors import HubmergeError, LoginError
 from workflows.app.format import el, job_href, join, link, model_href, when
 from workflows.app.frame import AT_ONCE, LOADING, PRIVATE, choice_box, html, titled
 from workflows.app.job_steps import EVALUATION_STAGES
@@ -25,6 +26,11 @@ from workflows.service import Service
 from workflows.values import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
 
 POLL_S = 5.0
+# a sign-in by the bar leads back to the address
+_KEEP = """(model, suite) => {
+  if (model) history.replaceState(null, "", `${location.pathname}?${new URLSearchParams({model, suite})}`);
+  return [model, suite];
+}"""
 
 
 def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
@@ -65,15 +71,19 @@ def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
             name = one_model(str(model or ""), service.endpoint)
             return answer_panel(service.request_evaluation(name, str(suite or ""), writer))
         except HubmergeError as error:
-            offer = access_offer(error, visitor, service.endpoint, "/evaluate")
             told = problems_panel(error, "It was not asked for", signed_in=visitor is not None)
-            return join(told, offer)
+            if not isinstance(error, LoginError):  # a private or gated model is not measured, whatever one may read
+                return told
+            back = "/evaluate?" + urlencode({"model": model or "", "suite": suite or ""})
+            return join(told, access_offer(error, visitor, service.endpoint, back))
 
     demo.load(opening, None, [left_out, model, suite], **AT_ONCE)
     demo.load(listing, None, [queue, timer], **AT_ONCE)
     timer.tick(listing, None, [queue, timer], **AT_ONCE)
     refused = partial(problems_panel, title="It was not asked for")
-    asked = ask.click(lanes.asking(for_visitor(asking), refused), [model, suite], [answer], **ASKING, **PRIVATE)
+    asked = ask.click(
+        lanes.asking(for_visitor(asking), refused), [model, suite], [answer], js=_KEEP, **ASKING, **PRIVATE
+    )
     asked.then(listing, None, [queue, timer], **AT_ONCE)
 
 

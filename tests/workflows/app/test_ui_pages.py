@@ -133,6 +133,15 @@ def test_the_activity_lists_whose_jobs_its_address_asks_for_and_evaluate_asks_fo
     page.locator("#ask").click()
     shown(page, "#answer", "zoo/math-agent will be measured. It is number 1 in the queue.")
     shown(page, "#queue", "Function calling")
+    page.locator("#evaluate-model input").fill("ada/secret")
+    page.keyboard.press("Enter")
+    page.locator("#ask").click()
+    told = shown(page, "#answer", "no such repo, or one that you may not read")
+    assert told.get_by_role("link").count() == 0  # a private model is not measured, whatever the sign-in covers
+    page.wait_for_function("location.search === '?model=ada%2Fsecret&suite=tool'")
+    page.context.clear_cookies()
+    page.locator("#ask").click()
+    shown(page, "#answer", "Sign in with the Hub and try again")
 
 
 def test_a_link_leads_where_it_says_also_while_the_page_connects_anew(site: Site) -> None:
