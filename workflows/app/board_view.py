@@ -124,7 +124,7 @@ def _form(board: Board, suite: SuiteBoard, query: BoardQuery, every: Mapping[str
             el("label", "Search", el("input", type="search", name="q", value=query.q, placeholder="Part of a name")),
             _select("Suite", "suite", suite.suite, suites, any_text="") if len(suites) > 1 else None,
             _select("Sort by", "sort", query.sort, _orders(every, shown), any_text="Rank"),
-            el("button", "Show", type="submit"),
+            el("button", "Show", type="submit", id="show"),
             cls="hm-fields",
         ),
         fold("Filters", el("div", *filters, cls="hm-fields"), id="filters", open="open" if query.filters else ""),
@@ -198,7 +198,7 @@ def _table(suite: SuiteBoard, query: BoardQuery, rows: Sequence[Row], every: Map
     content = el("table", caption, el("thead", el("tr", *heads)), el("tbody", *lines))
     others = [label for label in query.compare if label not in {label_of(r) for r in rows}]
     kept = (el("input", type="hidden", name="compare", value=label, form=_FORM) for label in others)
-    compare = el("button", "Compare the marked models", type="submit", form=_FORM)
+    compare = el("button", "Compare the marked models", type="submit", form=_FORM, id="compare")
     area = el("div", content, cls="hm-table", tabindex="0", role="region", aria_label="Leaderboard")
     return el("div", area, *kept, compare if rows else None, id="board")
 
@@ -227,7 +227,7 @@ def _pager(query: BoardQuery, page: int, pages: int) -> Markup | None:
     ]
     number = el("input", type="number", name="page", value=str(page), min="1", max=str(pages), inputmode="numeric")
     state = (el("input", type="hidden", name=n, value=v) for n, v in query.pairs() if n != "page")
-    fields = (*state, el("label", "Page", number, f"of {pages:,}"), el("button", "Go", type="submit"))
+    fields = (*state, el("label", "Page", number, f"of {pages:,}"), el("button", "Go", type="submit", id="go"))
     goes = el("form", *fields, method="get", action="leaderboard")
     return el("nav", *links[:2], goes, *links[2:], cls="hm-pager", aria_label="Pages of the board")
 

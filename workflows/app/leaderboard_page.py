@@ -38,7 +38,7 @@ const root = element.querySelector('.hm-board') || element;
 const status = 'The leaderboard could not be loaded. Load the page again in a moment.';
 let asked = 0;
 const show = async (search, keep) => {
-  const mine = ++asked, held = keep && document.activeElement ? document.activeElement.id : '';
+  const mine = ++asked, held = keep ? document.activeElement : null;
   const opened = keep ? [...root.querySelectorAll('details[id][open]')].map((d) => d.id) : [];
   root.setAttribute('aria-busy', 'true');
   let html;
@@ -50,7 +50,7 @@ const show = async (search, keep) => {
   if (mine !== asked) return;
   root.innerHTML = html;
   for (const id of opened) document.getElementById(id)?.setAttribute('open', '');
-  if (held) document.getElementById(held)?.focus();
+  if (held) (document.getElementById(held.id) ?? root.querySelector(`[name="${held.name}"]`))?.focus();
 };
 const go = (url) => { history.pushState(null, '', url); show(url.search, true); };
 const is_board = (url) => url.origin === location.origin && url.pathname === location.pathname;

@@ -146,8 +146,15 @@ def test_filters_chart_and_comparison_are_addresses_that_a_phone_shows_too(url: 
         })"""
     )
     assert min(heights) >= 12, "the chart's labels can be read"
+    page.get_by_label("Sort by").focus()
     page.get_by_label("Sort by").select_option("Model, Z to A")
     page.wait_for_function("location.search.includes('sort=-model')")
+    page.locator("#board th[aria-sort=descending]").wait_for(state="attached")
+    assert page.evaluate("document.activeElement.name") == "sort", "where the keyboard goes on choosing"
+    page.get_by_role("button", name="Show", exact=True).focus()
+    page.keyboard.press("Enter")
+    page.locator("#leaderboard [aria-busy]").wait_for(state="detached")
+    assert page.evaluate("document.activeElement.id") == "show"
 
 
 # --- files -----------------------------------------------------------------------------------------------
