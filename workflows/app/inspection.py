@@ -61,6 +61,7 @@ class Advice:
     choice: Choice | None
     suggested: tuple[str, ...]  # agents that were trained from the base, most downloaded first
     misspelled: bool = False
+    closed: bool = False  # a model is gated or private
 
 
 _NO_ADVICE = Advice("", "", None, ())
@@ -163,7 +164,7 @@ def advise(base: str, agents: Sequence[str], service: Service, visitor: Visitor 
         with suppress(HubmergeError):
             found_agents = service.search("", visitor, SUGGESTED, (f"base_model:finetune:{facts[base].id}",))
             suggested = tuple(summary.id for summary in found_agents)
-    return Advice(chosen, why, choice, suggested, bool(spelled))
+    return Advice(chosen, why, choice, suggested, bool(spelled), any(known.closed for known in facts.values()))
 
 
 def _about(

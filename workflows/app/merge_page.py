@@ -107,7 +107,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
             found.suggested_name,
             f"?{query}" if query else "",
             gr.update(interactive=found.fits),
-            {"form": form_asked, "refused": found.refused},
+            {"form": form_asked, "refused": found.refused, "closed": found.advice.closed},
         ]
 
     def not_inspected(error: HubmergeError) -> list[Any]:
@@ -135,11 +135,12 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
         except HubmergeError as error:
             return [gr.skip(), problems_panel(error)]
 
-    def copy(kind: str, *values: Any) -> list[Any]:
+    def copy(kind: str, checked: Any, *values: Any) -> list[Any]:
         _, namespace, name, visibility, license = values[:5]
         try:
             target, chosen = f"{namespace or 'me'}/{name or 'my-merge'}", recipe(values[5:])
-            private = visibility == "private"
+            closed = isinstance(checked, dict) and bool(checked.get("closed"))
+            private = visibility == "private" or (visibility != "public" and closed)
             written = text_of(kind, chosen, target, service.endpoint, private=private, license=license or "")
         except HubmergeError as error:
             return [gr.update(value="", visible=False), problems_panel(error, "This form cannot be copied yet")]
@@ -232,7 +233,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
     loading = load.click(_from_yaml, [text], [said, *filled], **PRIVATE)
     loading.then(None, kept, None, js=script.KEEP, **PRIVATE).then(None, None, None, js=script.SHOW_SAID, **scripted)
     for kind, button in zip(TEXTS, copies, strict=True):
-        made = button.click(partial(copy, kind), whole, [copied, uncopied], **AT_ONCE)
+        made = button.click(partial(copy, kind), [checked, *whole], [copied, uncopied], **AT_ONCE)
         made.then(None, [copied], [copied], js=script.COPIED, **scripted)
     # a text that was pasted, and a model that a button chose, change a box without an input event
     pasted = [form.name, form.ignore, form.more, *(c for c in form.calibration.inputs if isinstance(c, gr.Textbox))]

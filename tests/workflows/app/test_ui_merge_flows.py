@@ -211,6 +211,18 @@ def test_a_start_names_the_merge_after_the_form_as_it_is_takes_one_click_and_say
     assert len(site.service.store) == 1
 
 
+def test_a_merge_that_is_started_before_its_first_check_has_ended_has_the_name_that_it_would_propose(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, inspect = Event(), merge_page.inspect_form
+    monkeypatch.setattr(merge_page, "inspect_form", lambda *given: go_on.wait(30) and inspect(*given))
+    page = site.open(f"{FILLED}&method=ram", "ada")
+    shown(page, "#verdict", "Checking")
+    started(page)
+    go_on.set()
+    shown(page, "#job", "ada/base-ram")
+
+
 def test_a_gated_parent_makes_automatic_visibility_private_and_has_a_license_asked_for(site: Site) -> None:
     page = site.open(FILLED, "ada")
     shown(page, "#verdict", FIT)
@@ -222,6 +234,8 @@ def test_a_gated_parent_makes_automatic_visibility_private_and_has_a_license_ask
     page.locator("#license input").wait_for()
     shown(page, "#outcome", "Gated or private: secret/gated-agent")
     shown(page, "#outcome", "License: your choice is needed")
+    page.locator("#copy-command").click()  # which makes it private, too
+    page.wait_for_function("document.querySelector('#copied textarea')?.value.includes('/gated --private <<')")
     started(page)
     told = [(request.private, request.suite) for request, _ in site.service.requests]
     assert told == [(True, None)] * 2, "private where it was chosen and where a parent is closed, and not evaluated"
