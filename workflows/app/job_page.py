@@ -221,6 +221,7 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
     if view.state == "done" and view.result:
         repo = str(view.result.get("repo") or view.target)
         commit = str(view.result.get("commit") or "")
+        on_board = link(f"leaderboard?q={quote(repo, safe='')}", "On the leaderboard")
         return notice(
             "good",
             "Published",
@@ -233,7 +234,7 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
                     link(model_href(repo, commit), "Its page: scores, how to use it, what changed, recipe and card"),
                 ),
                 el("li", link(f"{endpoint}/{quote(repo)}", "On the Hub: card and files")),
-                el("li", link(f"leaderboard?q={quote(repo, safe='')}", "On the leaderboard")),
+                el("li", on_board) if view.evaluations else None,
                 el("li", link(f"merge?agent={quote(repo, safe='/')}", "Merge it with others")),
                 el("li", again) if again else None,
                 cls="hm-next-steps",
@@ -246,7 +247,7 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
         return join(problems_panel(view.error or {}, f"The {what} failed"), el("p", again) if again else None)
     if view.state == "cancelled":
         told = el("p", "Nothing was published. A repo that was made for it is empty.")
-        return notice("info", "Cancelled", told, el("p", again) if again else None)
+        return notice("info", "Cancelled", told if view.kind == "merge" else None, el("p", again) if again else None)
     return None
 
 

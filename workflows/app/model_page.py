@@ -59,8 +59,8 @@ def model_page(demo: Any, service: Service, lanes: Lanes, source: DatasetBoard |
         model = str(query.get("model") or "")[:300]
         sha, tab, left_out = _asked(query)
         if not model:
-            hint = notice("info", "No model is named", el("p", link("leaderboard", "Choose one on the leaderboard")))
-            return _alone(join(el("h1", "Model", cls="hm-unseen"), hint))
+            choose = el("p", link("leaderboard", "Choose one on the leaderboard")) if source is not None else None
+            return _alone(join(el("h1", "Model", cls="hm-unseen"), notice("info", "No model is named", choose)))
         head, body = _shown(service, source, visitor, model, sha, tab)
         return [join(left_out_panel(left_out), head), body]
 
@@ -266,4 +266,4 @@ def unscored_tab(model: Published, service: Service) -> Markup:
         now = "It is being measured now: " if asked.place is None else f"It is number {asked.place} in the queue: "
         ask = el("p", now, link(job_href(asked.job), "follow it"), ".")
     use = model_panels.use_it(model.id, ()) if is_hub_id(model.id) else None
-    return join(notice("info", "Not scored yet", ask if model.is_open else None, el("p", told)), use)
+    return join(notice("info", "Not scored yet", ask if model.is_open and service.suites else None, el("p", told)), use)

@@ -64,7 +64,6 @@ def ways_on(model: str, base: str | None) -> Markup | None:
     ways = [link(f"merge?agent={quote(model, safe='/')}", "Merge it with others")]
     if base is not None and is_hub_id(base):
         ways.append(link(diff_href(base, model), "Compare it with its base"))
-    ways.append(link("leaderboard", "All models"))
     return el("nav", *ways, cls="hm-ways-on", aria_label="What to do with this model")
 
 

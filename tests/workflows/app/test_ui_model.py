@@ -276,10 +276,11 @@ def test_a_merge_is_drawn_beside_every_parent_with_its_intervals_and_its_numbers
     assert 'class="hm-merge"' not in picture  # the form's, which hides what it stands on for a moment
 
 
-def test_the_ways_on_lead_to_a_merge_a_comparison_and_the_board(merged: Row) -> None:
+def test_the_ways_on_lead_to_a_merge_and_a_comparison(merged: Row) -> None:
     ways = str(ways_on("org/merge", "org/base"))
-    for address in ("merge?agent=org/merge", "diff?base=org/base&amp;agent=org/merge", "leaderboard"):
+    for address in ("merge?agent=org/merge", "diff?base=org/base&amp;agent=org/merge"):
         assert f'href="{address}"' in ways
+    assert "leaderboard" not in ways  # which the bar has, where there is one
     assert "&#34;org/merge&#34;" in str(use_it("org/merge", merged.tasks))
     assert use_it(HOSTILE, ()) is None
     assert ways_on(HOSTILE, "org/base") is None

@@ -346,6 +346,7 @@ def test_a_published_merge_leads_to_its_page_the_hub_the_board_and_its_evaluatio
     jobs = (f"job?id={'2' * 64}", f"job?id={'3' * 64}")
     for address in (f"model?model=ada/three-in-one&amp;sha={'a' * 40}", of_hub, of_board, "merge?agent=ada/", *jobs):
         assert f'href="{address}' in head
+    assert of_board not in head_of("done", result=result)  # of a merge that is not evaluated
     assert "will be asked for within minutes" in head
     marked = stages(stage_track(view))
     assert (marked["publish"], marked["evaluated"], marked["parents"]) == ("passed", "passed", "current")
@@ -371,7 +372,9 @@ def test_the_list_groups_evaluations_below_their_merge_and_offers_the_owner_alon
 def test_who_sees_a_merge_that_failed_or_was_cancelled_can_use_its_recipe_again() -> None:
     for state in ("failed", "cancelled"):
         assert f'href="merge?job={"1" * 64}"' in head_of(state)
-    assert "recipe" not in head_of("cancelled", kind="evaluate", recipe={})
+    assert "repo that was made" in head_of("cancelled")
+    comparison = head_of("cancelled", kind="diff", recipe={})
+    assert ("recipe" in comparison, "repo that was made" in comparison) == (False, False)
 
 
 def test_code_in_a_message_is_shown_as_code_and_no_page_shows_its_backticks() -> None:
