@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 import pytest
-from pages_fake import HOSTILE, STATISTICS, TOOL, job_view
+from pages_fake import BASE, HOSTILE, STATISTICS, TOOL, job_view, model
 from pages_session import FILLED, Site, calls_of_docs, holds, shown, untouched
 
 from hubmerge.errors import DiskError, HubUnavailableError
-from workflows.values import LogLine
+from workflows.values import LogLine, Published
 
 pytestmark = pytest.mark.browser
 JOB, SECRET = "1" * 64, "2" * 64
@@ -154,6 +154,19 @@ def test_a_link_leads_where_it_says_also_while_the_page_connects_anew(site: Site
     page.route(f"{site.url}/", lambda route: (time.sleep(4), route.continue_()))  # gradio looks every two seconds
     page.get_by_role("link", name="Home").click()
     page.get_by_role("link", name="Choose models").wait_for()
+
+
+def test_a_name_without_a_break_is_seen_whole_on_a_phone(site: Site) -> None:
+    name = f"{'o' * 40}/{'W' * 96}"
+    site.service.models[name] = model(name, "9", card={"base_model": BASE})
+    site.service.shelf[name] = Published(name, "9" * 40, None, "", {}, is_open=True)
+    form = f"/merge?base={BASE}&agent={name}&agent={TOOL}&weight=0.5&weight=1"
+    for address, *places in ((form, "#suggested label", "#weights label"), (f"/model?model={name}", "#model a")):
+        page = site.open(address, width=390)
+        for place in places:
+            told = shown(page, place, "WWW")
+            ends = told.evaluate("(e) => Math.max(...[e, ...e.children].map((e) => e.getBoundingClientRect().right))")
+            assert ends < 390, place
 
 
 def test_text_of_strangers_is_shown_as_text_everywhere(site: Site) -> None:
