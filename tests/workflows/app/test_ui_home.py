@@ -131,7 +131,7 @@ def test_the_page_of_a_model_that_is_to_be_measured_says_so() -> None:
     assert "It is being measured now" in scores()
     assert "Nobody" not in scores()
     service.evaluations, service.suites = [], {}
-    assert "href=\"evaluate" not in scores()  # where nothing is measured
+    assert 'href="evaluate' not in scores()  # where nothing is measured
 
 
 def test_an_address_with_questions_that_are_not_asked_here_says_so_and_keeps_its_model() -> None:
