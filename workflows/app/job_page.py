@@ -221,24 +221,19 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
     if view.state == "done" and view.result:
         repo = str(view.result.get("repo") or view.target)
         commit = str(view.result.get("commit") or "")
-        on_board = link(f"leaderboard?q={quote(repo, safe='')}", "On the leaderboard")
+        ways = (
+            link(model_href(repo, commit), "Its page: scores, how to use it, what changed, recipe and card"),
+            link(f"{endpoint}/{quote(repo)}", "On the Hub: card and files"),
+            link(f"leaderboard?q={quote(repo, safe='')}", "On the leaderboard") if view.evaluations else None,
+            link(f"merge?agent={quote(repo, safe='/')}", "Merge it with others"),
+            again,
+        )
         return notice(
             "good",
             "Published",
             el("p", link(model_href(repo, commit), repo), cls="hm-result"),
             verdict,
-            el(
-                "ul",
-                el(
-                    "li",
-                    link(model_href(repo, commit), "Its page: scores, how to use it, what changed, recipe and card"),
-                ),
-                el("li", link(f"{endpoint}/{quote(repo)}", "On the Hub: card and files")),
-                el("li", on_board) if view.evaluations else None,
-                el("li", link(f"merge?agent={quote(repo, safe='/')}", "Merge it with others")),
-                el("li", again) if again else None,
-                cls="hm-next-steps",
-            ),
+            el("ul", *(el("li", way) for way in ways if way), cls="hm-next-steps"),
             scorings_panel(view),
             _run_facts(view.result.get("run")),
         )
