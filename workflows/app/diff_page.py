@@ -9,7 +9,6 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlencode
 
 import gradio as gr
 from markupsafe import Markup
@@ -83,11 +82,10 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
         told = notice("info", "These models fit, but they were not compared yet", el("p", how))
         return [both, *_stopped(join(told, warnings_panel(found.plan.warnings)))[1:]]
 
-    def shut(error: HubmergeError, visitor: Visitor | None, *names: str) -> list[Any]:
+    def shut(error: HubmergeError, visitor: Visitor | None) -> list[Any]:
         """The reason why two models are not compared, and the sign-in that opens those that the Hub does not show."""
-        back = "/diff?" + urlencode(dict(zip(("base", "agent"), names, strict=True)))
         told = problems_panel(error, signed_in=visitor is not None)
-        return _stopped(join(access_offer(error, visitor, service.endpoint, back), told))
+        return _stopped(join(access_offer(error, visitor, service.endpoint), told))
 
     def opening(request: gr.Request, visitor: Visitor | None) -> list[Any]:
         names = names_of(request.query_params)
@@ -98,7 +96,7 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
             found = service.comparison(*checked_comparison(*names, service.endpoint), visitor)
             return [*filled, *of_comparison(found, visitor)]
         except HubmergeError as error:
-            return [*filled, *shut(error, visitor, *names)]
+            return [*filled, *shut(error, visitor)]
 
     def comparing(visitor: Visitor | None, *chosen: str | None) -> list[Any]:
         names = [name or "" for name in chosen]
@@ -107,7 +105,7 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
             found = service.compare(*both, visitor) if visitor else service.comparison(*both, None)
             return of_comparison(found, visitor)
         except HubmergeError as error:
-            return shut(error, visitor, *names)
+            return shut(error, visitor)
 
     def tick(visitor: Visitor | None, job: str) -> list[Any]:
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import urlencode
 
 import gradio as gr
 from markupsafe import Markup
@@ -26,7 +25,7 @@ from workflows.service import Service
 from workflows.values import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
 
 POLL_S = 5.0
-# a sign-in by the bar leads back to the address
+# a sign-in leads back to the address
 _KEEP = """(model, suite) => {
   if (model) history.replaceState(null, "", `${location.pathname}?${new URLSearchParams({model, suite})}`);
   return [model, suite];
@@ -74,8 +73,7 @@ def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
             told = problems_panel(error, "It was not asked for", signed_in=visitor is not None)
             if not isinstance(error, LoginError):  # a private or gated model is not measured, whatever one may read
                 return told
-            back = "/evaluate?" + urlencode({"model": model or "", "suite": suite or ""})
-            return join(told, access_offer(error, visitor, service.endpoint, back))
+            return join(told, access_offer(error, visitor, service.endpoint))
 
     demo.load(opening, None, [left_out, model, suite], **AT_ONCE)
     demo.load(listing, None, [queue, timer], **AT_ONCE)

@@ -127,7 +127,7 @@ def _missing(
     told = f"There is no such model on the Hub, {commit}or you may not read it."
     told += " If it is private and yours, sign in." if visitor is None else ""
     name = el("div", el("h1", model), cls="hm-title")
-    offer = access_offer(error, visitor, endpoint, f"/{model_href(model, sha or '')}") if error is not None else None
+    offer = access_offer(error, visitor, endpoint) if error is not None else None
     return join(name, notice("info", "This model cannot be shown", el("p", told), hub), offer)
 
 

@@ -257,18 +257,15 @@ def left_out_panel(reasons: Sequence[str]) -> Markup | None:
 SIGNED_OUT = Visitor("", "")
 
 
-def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, back: str = "/merge") -> Markup | None:
-    """The next steps for repos that the Hub does not show: allow more in a second sign-in, or ask their owners.
-
-    `back`: the page to which a sign-in returns.
-    """
+def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str) -> Markup | None:
+    """The next steps for repos that the Hub does not show: allow more in a second sign-in, or ask their owners."""
     if visitor is None:
         return None
     hidden = _models_of(p for p in error.problems if p.what == UNREADABLE)
     gated = _models_of(p for p in error.problems if p.code == GatedError.code)
     offers: list[Markup] = []
     if isinstance(error, LoginError) or any(p.code == LoginError.code for p in error.problems):
-        again = el("p", link(sign_in_link(back), "Sign in again"))
+        again = el("p", link(sign_in_link(), "Sign in again"))
         offers.append(
             notice("info", "Your sign-in is not valid any more", el("p", "The form is kept meanwhile."), again)
         )
@@ -281,12 +278,12 @@ def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, b
             "The Hub will ask you; pick the organisation, too, if it belongs to one. Then you come back to this "
             "page as it is. hubmerge goes on writing only to repos that it made."
         )
-        allow = link(sign_in_link(back, private=True), "Allow hubmerge to read your private repos")
+        allow = link(sign_in_link(private=True), "Allow hubmerge to read your private repos")
         title = "Is it private, and yours?"
         offers.append(notice("info", title, el("p", why), el("p", allow), el("p", then, cls="hm-dim")))
     if gated and GATED not in visitor.scopes:
         why = f"Your sign-in does not let hubmerge read gated models: {', '.join(gated)}."
-        offers.append(notice("info", "A gated model", el("p", why), el("p", link(sign_in_link(back), "Sign in again"))))
+        offers.append(notice("info", "A gated model", el("p", why), el("p", link(sign_in_link(), "Sign in again"))))
     elif gated:
         ask = el("p", "Ask for access on its page, then inspect again:")
         pages = el("ul", *(el("li", repo_link(endpoint, name)) for name in gated))

@@ -52,6 +52,12 @@ _STAY_OPEN = """{
 # in which readers of the screen would then pronounce it.
 _ENGLISH = """Object.defineProperty(navigator, "language", {value: "en"});"""
 
+# A sign-in leads back to the page as its address is by then, which has what its form holds.
+_COME_BACK = """addEventListener("click", (event) => {
+  const way = event.target.closest?.("a[href^='/login/']"), here = location.pathname + location.search;
+  if (way) way.search = way.search.replace(/_target_url=[^&]*/, `_target_url=${encodeURIComponent(here)}`);
+}, true);"""
+
 # gradio loads a page anew once its server answers again, and would end the way to where a visitor is going meanwhile.
 _GO_ON = """{
   const asked = fetch.bind(window), never = new Promise(() => { });
@@ -163,7 +169,7 @@ class Site:
             el("meta", name="twitter:card", content="summary_large_image"),
             el("link", rel="icon", href="./favicon.svg", type="image/svg+xml"),
             el("style", Markup(FIRST_CSS)),  # noqa: S704  (a constant)
-            el("script", Markup(_LEAVE_BY_TAB + _STAY_OPEN + _ENGLISH + _GO_ON + _SAME_THEME)),  # noqa: S704  (a constant)
+            el("script", Markup(_LEAVE_BY_TAB + _STAY_OPEN + _ENGLISH + _COME_BACK + _GO_ON + _SAME_THEME)),  # noqa: S704  (a constant)
             early,
         )
         head, found, rest = html.partition(b"<script>window.gradio_config")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Event
 from typing import Any
 from unittest.mock import Mock
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import gradio.oauth
 import pytest
@@ -17,7 +17,6 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.app import merge_page
 from workflows.app.panels import in_the_form
-from workflows.app.signin import sign_in_link
 
 pytestmark = pytest.mark.browser
 JOB = "1" * 64
@@ -258,7 +257,10 @@ def test_a_refused_start_says_why_in_sight_on_a_phone_and_leads_who_was_signed_o
     monkeypatch.setattr(gradio.oauth, "_get_valid_oauth_info_from_session", lambda session: None)
     page.locator("#start:not([disabled])").click()
     back = shown(page, "#said a", "Sign in again")
-    assert back.get_attribute("href") == sign_in_link("/merge")
+    here = page.evaluate("location.search")
+    with page.expect_request("**/login/huggingface?*") as asked:
+        back.click()  # which leads to this form, also where another tab has a newer one
+    assert parse_qs(urlsplit(asked.value.url).query) == {"_target_url": [f"/merge{here}"]}
 
 
 def test_what_is_missing_is_said_and_then_every_problem(site: Site) -> None:
