@@ -23,6 +23,9 @@ BASE = random_base(0)
 HEAD = {"v_head.summary.weight": tensor(np.ones((1, 16))), "v_head.summary.bias": tensor(np.ones(1))}
 INV_FREQ = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": tensor(np.linspace(0, 1, 4), "F32") for i in range(2)}
 Q = "model.layers.0.self_attn.q_proj.weight"
+# of a layer behind the others, which predicts further tokens and which transformers leaves out
+PARTS = ("enorm", "hnorm", "eh_proj", "shared_head.norm", "mlp.experts.0.up_proj")
+FURTHER = {f"model.layers.2.{part}.weight": tensor(np.ones((4, 4)), "F32") for part in PARTS}
 
 
 def recipe(*folders: Path, **fields: Any) -> Recipe:
@@ -77,13 +80,17 @@ def test_the_line_that_the_refusal_says_is_the_one_that_helps(tmp_path: Path, ba
     assert line_in(refused(base, both, plain, ignore=["v_head.*"])) == ["v_head.*", "score.weight"]
 
 
-def test_what_only_the_base_has_is_kept_by_the_line(tmp_path: Path, plain: Path):
-    base = write_model(tmp_path / "buffers", {**BASE, **INV_FREQ}, config=llama_config(BASE))
+@pytest.mark.parametrize(
+    ("more", "line"), [(INV_FREQ, "*.rotary_emb.inv_freq"), (FURTHER, "model.layers.2.*")], ids=["buffers", "a layer"]
+)
+def test_what_only_the_base_has_is_kept_by_the_line(tmp_path: Path, plain: Path, more: dict[str, T], line: str):
+    base = write_model(tmp_path / "buffers", {**BASE, **more}, config=llama_config(BASE))
     listed = refused(base, plain, agent(tmp_path / "a", 1))
     assert all("To keep the base's" in text for text in listed)
-    plan = plan_of(base, plain, agent(tmp_path / "b", 2), ignore=line_in(listed), dtype="float16")
-    kept = {t.name: (t.action, t.dtype) for t in plan.tensors() if t.name in INV_FREQ}
-    assert kept == dict.fromkeys(INV_FREQ, ("copy", "F32")), "a buffer keeps its dtype, whatever the output's"
+    assert line_in(listed) == [line]
+    plan = plan_of(base, plain, agent(tmp_path / "b", 2), ignore=[line], dtype="float16")
+    kept = {t.name: (t.action, t.dtype) for t in plan.tensors() if t.name in more}
+    assert kept == dict.fromkeys(more, ("copy", "F32")), "a buffer keeps its dtype, whatever the output's"
 
 
 def test_another_model_is_not_explained_away(tmp_path: Path, base: Path, plain: Path):
