@@ -108,7 +108,7 @@ class Plan:
         """The config.json that describes the output: the base's, before it is made safe to copy."""
         if self.vocabulary is None:
             return self.base.config
-        return with_vocab_size(self.base.config, self.vocabulary.rows)
+        return with_vocab_size(self.base, self.vocabulary.rows)
 
     @property
     def models(self) -> tuple[Model, ...]:

@@ -139,7 +139,7 @@ class _Family:
         seen = list(agents)
         for k, agent in enumerate(agents):
             if all(isinstance(agent.tensors.get(n), BorrowedTensor) for n in tables):  # its own were ignored
-                seen[k] = replace(agent, config=with_vocab_size(agent.config, rows))
+                seen[k] = replace(agent, config=with_vocab_size(agent, rows))
         return cls(base, tuple(seen), tables, rows)
 
     def padded(self) -> tuple[_Family, list[str]]:
@@ -157,7 +157,7 @@ class _Family:
             filled = {n: ExtendedTensor.of(t, BorrowedTensor.of(self.tables[n], BASE)) for n, t in own.items()}
             if (tokens := agent.tokens) is not None:  # those that have a row
                 tokens = replace(tokens, ids={t: i for t, i in tokens.ids.items() if i < self.rows - lacking})
-            config = with_vocab_size(agent.config, self.base.config.get("vocab_size", self.rows))
+            config = with_vocab_size(agent, self.base.config.get("vocab_size", self.rows))
             agents[k] = replace(_with_tables(agent, filled, config), tokens=tokens)
             warnings.append(
                 f"{agent.ref.id}: it lacks the last {lacking} of the base's {self.rows} rows of the vocabulary, which "
@@ -192,7 +192,7 @@ class _Family:
     def cut(self, agent: Model) -> Model:
         """The agent without the rows that it adds."""
         cut = {n: first_rows(t, self.rows) for n, t in self.own_tables(agent).items()}
-        return _with_tables(agent, cut, with_vocab_size(agent.config, self.base.config.get("vocab_size", self.rows)))
+        return _with_tables(agent, cut, with_vocab_size(agent, self.base.config.get("vocab_size", self.rows)))
 
     def problem(self, agent: Model) -> Problem | None:
         """The problem of an agent whose added rows cannot be assigned to tokens."""
@@ -294,7 +294,7 @@ class _Family:
         def extended(model: Model) -> Model:
             own = {n: t for n, t in self.own_tables(model).items() if t.entry.shape[0] == self.rows}
             fits = model.config.get("vocab_size", self.rows) == self.rows
-            config = with_vocab_size(model.config, count) if fits else model.config
+            config = with_vocab_size(model, count) if fits else model.config
             return _with_tables(model, {n: ExtendedTensor.of(t, stored[n]) for n, t in own.items()}, config)
 
         base, *agents = map(extended, (self.base, *self.agents))
@@ -377,7 +377,7 @@ class _Family:
                 united[name] = UnitedTensor.of(own, borrowed, first, means, rows)
         sizes = (self.rows, *(t.entry.shape[0] for t in tables.values()))  # no set: a config may state anything
         fits = model.config.get("vocab_size", self.rows) in sizes
-        return _with_tables(model, united, with_vocab_size(model.config, rows) if fits else model.config)
+        return _with_tables(model, united, with_vocab_size(model, rows) if fits else model.config)
 
 
 def _with_tables(model: Model, tables: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> Model:
@@ -388,14 +388,20 @@ def _shown(tokens: Sequence[str]) -> str:
     return named([ascii(token)[:40] for token in tokens])
 
 
-def with_vocab_size(config: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
-    """A config.json for `rows` rows, in the key that states the number now.
+def with_vocab_size(model: Model, rows: int) -> Mapping[str, Any]:
+    """Its config.json for `rows` rows, in every table that states the number now, such as that of a decoder.
 
     Where none does, as in Gemma 3's, a class's default applies, which is that of the language model inside if there is
     one.
     """
-    text = config.get("text_config")
-    changed = dict(config)
+    stored = [t.entry.shape[0] for t in _tables_of(model.tensors).values()]
+
+    def counted(table: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+        inside = {k: counted(v, depth + 1) for k, v in table.items() if isinstance(v, dict) and depth < 3}
+        return {**table, **inside, **({"vocab_size": rows} if table.get("vocab_size") in stored else {})}
+
+    config, changed = model.config, counted(model.config)
+    text = changed.get("text_config")
     if isinstance(text, dict) and ("vocab_size" in text or "vocab_size" not in config):
         changed["text_config"] = {**text, "vocab_size": rows}
     if "vocab_size" in config or not isinstance(text, dict):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
-from plan_helpers import NOWHERE, plan_of, refused
+from plan_helpers import NOWHERE, model, plan_of, refused
 from source_helpers import lora, pair, write_adapter
 
 from hubmerge.errors import FormatError, HubmergeError, IncompatibleError
@@ -102,8 +102,14 @@ def test_the_number_of_rows_stands_where_the_base_states_it_or_has_its_default()
         ({"text_config": {"vocab_size": 40, "x": 1}}, {"text_config": {"vocab_size": 43, "x": 1}}),
         ({"text_config": {"x": 1}}, {"text_config": {"vocab_size": 43, "x": 1}}),
         ({"vocab_size": 40, "text_config": {"x": 1}}, {"vocab_size": 43, "text_config": {"x": 1}}),
+        # T5Gemma's, beside a part with tokens of its own; ColPali's
+        (
+            {"vocab_size": 40, "encoder": {"vocab_size": 40}, "decoder": {"vocab_size": 39}, "x": {"vocab_size": []}},
+            {"vocab_size": 43, "encoder": {"vocab_size": 43}, "decoder": {"vocab_size": 39}, "x": {"vocab_size": []}},
+        ),
+        ({"y": {"text_config": {"vocab_size": 40}}}, {"vocab_size": 43, "y": {"text_config": {"vocab_size": 43}}}),
     ):
-        assert with_vocab_size(stated, 43) == wanted
+        assert with_vocab_size(model("org/base", {EMBED: (40, 4)}, config=stated), 43) == wanted
 
 
 def last_rows(plan: Plan) -> list[list[bytes]]:
