@@ -70,6 +70,7 @@ class Place:
     card: Mapping[str, Any]
     read_range: Callable[[str, int, int], bytes]
     read_file: Callable[[str, int], bytes]  # path, most bytes
+    revision: str | None = None  # of a repo, where one was named
 
     def without_weights(self, expected: str, config: Mapping[str, Any]) -> FormatError:
         """The refusal: which files are there instead of safetensors of the `expected` name, and what to do."""
@@ -120,8 +121,8 @@ class Place:
                     return f"models in {done}", self._take(done)
                 here, name = shlex.quote(str(self.folder)), self._local(below + result)
                 if self.folder is None:
-                    here = _plain(self.id.rpartition("/")[2])
-                    fetch, name = f"hf download {self.id} --local-dir {here} && ", f"./{here}{below}{result}"
+                    fetch, here = self._fetch()
+                    fetch, name = f"{fetch} && ", f"./{here}{below}{result}"
                 step = f"If you trust it, convert it, and name {name}: {fetch}{command.format(here + below)}"
                 return f"{words} in {part}" if part else words, step
         return None
@@ -129,9 +130,16 @@ class Place:
     def _take(self, part: str) -> str:
         if self.folder is not None:
             return f"Name one: {self._local(f'/{part}')}."
-        here = _plain(self.id.rpartition("/")[2])
-        fetch = f"hf download {self.id} --include '{part}/*' --local-dir {here}"
+        fetch, here = self._fetch(f" --include '{part}/*'")
         return f"Fetch it (`{fetch}`), and name ./{here}/{part}."
+
+    def _fetch(self, part: str = "") -> tuple[str, str]:
+        """The command that fetches the repo at its revision, and the folder into which."""
+        name, at = self.id.rpartition("/")[2], ""
+        if self.revision:
+            name, at = f"{name}-{self.revision.replace('/', '-')}", f" --revision {self.revision}"
+        here = _plain(name)
+        return f"hf download {self.id}{at}{part} --local-dir {here}", here
 
     def _local(self, below: str) -> str:
         """How a recipe names a folder in this one."""
@@ -145,9 +153,8 @@ class Place:
         code = _CONVERT_ADAPTER if adapter else _CONVERT.format(named)
         if self.folder is not None:
             return f'If you trust it, convert it: python -c "{code}" {shlex.quote(str(self.folder))}'
-        here = _plain(self.id.rpartition("/")[2])
-        command = f'hf download {self.id} --local-dir {here} && python -c "{code}" {here}'
-        return f"If you trust it, convert it, and name ./{here}: {command}"
+        fetch, here = self._fetch()
+        return f'If you trust it, convert it, and name ./{here}: {fetch} && python -c "{code}" {here}'
 
 
 def origin_of(card: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from plan_helpers import opened
 from processes import printed_by
 from safetensors.numpy import load_file, save_file
 from sensitivity_helpers import PAIRS, SPEC, compute, llama, load, write_rows
+from source_helpers import lora, pair, write_adapter
 
 from hubmerge.cli.main import main
 from hubmerge.cli.options import of_sensitivity
@@ -188,6 +189,11 @@ def test_a_model_that_can_have_none_is_refused_with_its_reason(tmp_path, tensors
     for path in folder.glob("tokenizer*") if files is None else ():
         path.unlink()
     assert re.search(reason, refused(folder, tmp_path, pairs=[*PAIRS, Pair("w3", "w80", 6)] if files else PAIRS))
+
+
+def test_an_adapter_is_no_whole_model(tmp_path):
+    adapter = write_adapter(tmp_path / "a", pair("model.norm", *lora((16, 16))), files=tokenizer_files())
+    assert "an adapter, which is no whole model" in refused(adapter, tmp_path)
 
 
 def test_neither_a_model_nor_a_tokenizer_brings_code(tmp_path):

@@ -87,8 +87,10 @@ def test_a_gated_repo_says_how_to_get_in(bob: Hub, local_hub: LocalHubProcess, a
 def test_only_safetensors_is_opened_and_nothing_of_a_pickle_is_fetched(folder: Path, clock: Clock):
     files = {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix != ".safetensors"}
     with ScriptedHub({**files, "pytorch_model.bin": b"\x80\x02}q\0."}) as server:
-        with pytest.raises(FormatError, match=r"pytorch_model\.bin"):
-            on_hub(Hub(server.endpoint, patience=Patience(sleep=clock)), "org/model")
+        with pytest.raises(FormatError, match=r"pytorch_model\.bin") as caught:
+            on_hub(Hub(server.endpoint, patience=Patience(sleep=clock)), "org/model@step/9")
+        fetch = "hf download org/model --revision step/9 --local-dir model-step-9"
+        assert f"name ./model-step-9: {fetch} && python -c" in str(caught.value), "two revisions share no folder"
         assert [path.rpartition("/")[2] for path in server.paths("resolve")] == ["config.json"]  # names the class
 
 
