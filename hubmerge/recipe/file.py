@@ -23,7 +23,7 @@ from hubmerge.text.plain_yaml import load_plain_yaml
 _STANDARD_INPUT = Path("-")
 _WRITTEN = (
     "Write one document without anchors, a key and its value on a line of their own (`method: ram`); indent with "
-    "spaces, close quotes and brackets."
+    "spaces, close quotes and brackets, and quote what begins with a sign (`'*.bias'`)."
 )
 
 

@@ -43,8 +43,8 @@ class ModelName(BaseModel):
             raise ValueError("no model is named")
         if "://" in text:
             raise ValueError("this is a URL, where a Hub id alone is needed")
-        if "\0" in text:
-            raise ValueError("a model's name holds a zero byte")
+        if re.search("[\0\ud800-\udfff]", text):
+            raise ValueError("a model's name holds a zero byte or half a character")
         if len(text) > MAX_CHARACTERS:
             raise ValueError(f"a model's name has {len(text)} characters, and {MAX_CHARACTERS} are the most")
         name, _, revision = text.partition("@")

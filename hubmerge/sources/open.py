@@ -153,7 +153,8 @@ def open_model(
     """
     if name.local:
         if not allow_local:
-            raise SourceNotFoundError("local folders cannot be used here", where=name.id, next_step="Give a Hub id.")
+            step = "Give a Hub id (org/name, without a folder in the repo)."
+            raise SourceNotFoundError("local folders cannot be used here", where=name.id, next_step=step)
         return open_synthetic(name.id) if name.id.startswith(SYNTHETIC) else _open_folder(name.id, folder)
     try:
         state = hub.repo_state(name.id, commit or name.revision)
@@ -166,7 +167,7 @@ def open_model(
     ref = ModelRef("hub", state.id, state.sha, name.revision or "main")
     read_range = partial(hub.read_range, state.id, state.sha)
     read_file = partial(hub.read_file, state.id, state.sha)
-    place = Place(str(ref), state.id, None, state.files, state.card, read_range, read_file)
+    place = Place(str(ref), state.id, None, state.files, state.card, read_range, read_file, name.revision)
     return replace(
         _read_headers(place, ref),
         license=state.license,
@@ -224,7 +225,7 @@ def _no_folder(text: str, folder: Path, begin: Path) -> SourceNotFoundError:
     if folder.is_file():
         what, step = "a file, where a model's folder is needed", f"Name its folder: {Path(text).parent}."
         return SourceNotFoundError(what, where=text, next_step=step)
-    step = "Give a folder of a model, or a Hub id."
+    step = "Give a folder of a model, or a Hub id (org/name; fetch a folder in a repo first)."
     if begin != Path() and Path(text).is_dir():
         step = f"Paths in a recipe begin at its folder: write {os.path.relpath(text, begin)}."
     return SourceNotFoundError("no such folder", where=text if begin == Path() else str(folder), next_step=step)
@@ -330,8 +331,9 @@ def _shards(place: Place) -> tuple[tuple[str, ...], dict[str, str] | None]:
             raise IndexFileError(
                 "the index names a file that is not a shard of this repo",
                 where=where,
-                expected="a plain *.safetensors name",
+                expected="a *.safetensors file beside it",
                 got=ascii(shard)[:120],
+                next_step="Fetch the whole model, with all of its shards.",
             )
     shards = tuple(sorted(set(weight_map.values())))
     if len(shards) > _MAX_SHARDS:

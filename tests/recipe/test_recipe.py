@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
-from hubmerge.recipe.file import load_recipe
+from hubmerge.recipe.file import load_recipe, model_here
 from hubmerge.recipe.file import recipe_from_yaml as from_yaml
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES, Recipe, merge_identity, recipe_from_dict
@@ -267,6 +267,7 @@ def test_the_tokenizer_is_that_of_the_same_model_where_its_name_means_a_folder(t
             "alias",
         ),
         ("base: &b org/base\nagents: [org/a]\nmethod: ram", "alias"),
+        ("ignore: *.bias", "and quote what begins with a sign (`'*.bias'`)"),
         ("base: !!python/object/apply:os.system ['true']", "tags"),
         ("base: !!str org/base", "tags"),
         ("base: org/base\nbase: org/other\nagents: [org/a]\nmethod: ram", "twice"),
@@ -296,6 +297,11 @@ def test_half_a_character_in_a_key_is_refused(more: dict[str, object]):
     refusal = str(refused({**CONTENT, "method": "ram_plus", **more}))
     assert "half a character" in refusal
     assert refusal.isprintable()
+
+
+def test_an_argument_that_is_no_utf_8_is_refused_in_words():
+    with pytest.raises(RecipeError, match="E_RECIPE: a model's name holds a zero byte or half a character in the comm"):
+        model_here("./\udce9", print)
 
 
 def test_numbers_are_read_as_people_write_them():
