@@ -235,7 +235,7 @@ def _hub_rows(spec: CalibrationSpec, hub: Hub, cache: Path | None) -> Sequence[A
 def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
     """config.json and the tokenizer; SensitivityError for what cannot be differentiated or has no tokenizer."""
     if model.adapter is not None:
-        what, step = "an adapter, which is no whole model", "Take what PEFT's merge_and_unload makes of it and its base."
+        what, step = "an adapter, which is no whole model", "Take what PEFT's merge_and_unload() makes of it."
         raise SensitivityError(what, where=str(model.ref), next_step=step)
     if found := quantized(model.config):
         raise SensitivityError(

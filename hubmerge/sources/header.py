@@ -156,7 +156,7 @@ class _Scanner:
             where=self._where,
             expected=expected,
             got=got[:120],
-            next_step="The file is corrupt or hostile; use another one.",
+            next_step="The file is corrupt or hostile; fetch it again, or use another one.",
         )
 
     def table(self) -> None:

@@ -98,7 +98,7 @@ class Place:
         step = (
             "Only safetensors is opened; convert it with its trainer's tools, or ask the author."
             if found
-            else "Look whether it is a model at all."
+            else "Look whether it is a model at all, or its weights lie in the folder above, as verl has them."
         )
         return self._error(expected, named, step)
 

@@ -163,7 +163,7 @@ def ignoring_line(patterns: Sequence[str], base: Model, agents: Sequence[Model])
         parts = left[0].split(".")  # the name itself, then patterns that match it
         ends = [f"*.{'.'.join(parts[-n:])}" for n in (2, 1) if len(parts) > n]
         # a base's layer that predicts further tokens is none of those that a config counts; others are another model
-        deepest = len(parts) if left[0] in missing and as_deep else min(2, len(parts))
+        deepest = min(6 if left[0] in missing and as_deep else 2, len(parts))
         patterns_of = [left[0], *ends, *(f"{'.'.join(parts[:n])}.*" for n in range(1, deepest))]
         candidates = [p for p in patterns_of if not any(map(ignored_by([p]), common))]
         if not candidates:  # even the name stands for another tensor too, which has PEFT's wrapper in front

@@ -116,6 +116,7 @@ def test_manifest_and_card_name_the_rows_that_an_independent_tokenizer_makes_and
     assert f"| `math` | `rows.jsonl` | 3 | `{row['rows']}` | `{row['torch']}` | `{row['transformers']}` |" in card
     before = prepared(data)
     assert manifest["identity"] == before.identity
+    assert merge(tmp_path, data) == 0  # finished before
     with_another_answer(data)
     assert plan_identity(prepared(data).plan) != plan_identity(before.plan)  # nor is an unfinished one gone on with
     assert merge(tmp_path, data) == 1
@@ -272,7 +273,7 @@ def test_rows_that_are_read_apart_are_those_read_here(hub, publish, ada, data):
     ids=["rows", "format", "split"],
 )
 def test_what_cannot_be_used_has_its_reason(
-    hub: Hub, publish: Publish, files: Mapping[str, bytes], reason: str
+    hub: Hub, publish: Callable[..., str], files: Mapping[str, bytes], reason: str
 ) -> None:
     with pytest.raises(HubmergeError, match=reason):
         read(publish(files), hub)
@@ -326,21 +327,6 @@ def test_private_data_is_told_of_by_no_public_merge_unless_somebody_says_so_outr
     assert prepared(Target("ada/merged-by-private-rows", private=False, expose=True)) == (True, True)
 
 
-def test_other_rows_are_another_merge_and_a_finished_folder_of_the_old_ones_says_so(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = prepared(data)
-    assert merge(tmp_path, data) == 0
-    assert merge(tmp_path, data) == 0  # finished before
-    capsys.readouterr()
-    with_another_answer(data)
-    after = prepared(data)
-    assert after.identity != before.identity
-    assert plan_identity(after.plan) != plan_identity(before.plan)  # nor is an unfinished one gone on with
-    assert merge(tmp_path, data) == 1
-    assert "another finished merge is here" in capsys.readouterr().err
-
-
 def test_another_tokenizer_is_another_merge_and_takes_none(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +346,3 @@ def test_another_tokenizer_is_another_merge_and_takes_none(
     assert merge(tmp_path, data, "second", agents=agents) == 0
     made = {p.name for p in (tmp_path / "data" / "sensitivity").iterdir()} - kept
     assert len(made) == 1  # the other agent's is taken
-
-
-Publish = Callable[..., str]

@@ -154,7 +154,7 @@ def test_a_single_file_goes_before_an_index_as_in_transformers(sharded: Path):
 
 
 def test_folders_are_refused_where_they_are_not_allowed(folder: Path):
-    with pytest.raises(SourceNotFoundError, match="cannot be used here.*without a folder in the repo"):
+    with pytest.raises(SourceNotFoundError, match=r"cannot be used here.*without a folder in the repo"):
         open_model(ModelName.parse(str(folder)), NOWHERE, allow_local=False)
 
 
