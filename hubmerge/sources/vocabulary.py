@@ -36,6 +36,7 @@ MAX_TOKENIZER_BYTES = 64 * 1024 * 1024  # the largest known have 35 MB
 MAX_TOKENIZER_VALUES = 4_000_000  # tokens and merges of the largest known, twice
 _MAX_TOKEN_ID = 2**31
 _MATCHING = ("single_word", "lstrip", "rstrip", "normalized", "special")  # how an added token is found in a text
+_INSIDE = ("text_config", "encoder", "decoder", "vlm_config", "thinker_config")  # of a config: with tokens of the model
 _OTHERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "vocab.txt")
 
 
@@ -389,7 +390,7 @@ def _shown(tokens: Sequence[str]) -> str:
 
 
 def with_vocab_size(model: Model, rows: int) -> Mapping[str, Any]:
-    """Its config.json for `rows` rows, in every table that states the number now, such as that of a decoder.
+    """Its config.json for `rows` rows, in every table of a language model that states the number now.
 
     Where none does, as in Gemma 3's, a class's default applies, which is that of the language model inside if there is
     one.
@@ -397,13 +398,13 @@ def with_vocab_size(model: Model, rows: int) -> Mapping[str, Any]:
     stored = [t.entry.shape[0] for t in _tables_of(model.tensors).values()]
 
     def counted(table: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-        inside = {k: counted(v, depth + 1) for k, v in table.items() if isinstance(v, dict) and depth < 3}
+        inside = {k: counted(table[k], depth + 1) for k in _INSIDE if isinstance(table.get(k), dict) and depth < 3}
         return {**table, **inside, **({"vocab_size": rows} if table.get("vocab_size") in stored else {})}
 
-    config, changed = model.config, counted(model.config)
+    changed = counted(model.config)
     text = changed.get("text_config")
-    if isinstance(text, dict) and ("vocab_size" in text or "vocab_size" not in config):
+    if isinstance(text, dict) and ("vocab_size" in text or "vocab_size" not in changed):
         changed["text_config"] = {**text, "vocab_size": rows}
-    if "vocab_size" in config or not isinstance(text, dict):
+    if "vocab_size" in changed or not isinstance(text, dict):
         changed["vocab_size"] = rows
     return MappingProxyType(changed)

@@ -350,13 +350,11 @@ def test_what_a_trainer_keeps_in_its_own_format_is_refused_with_the_command_that
     assert f"'{folder}'" in told, "it is quoted for a shell"
 
 
-def test_adapters_in_a_folder_of_a_repo_are_fetched_by_the_command_that_is_told(tmp_path: Path):
+def test_adapters_in_a_folder_of_a_repo_are_fetched_by_the_command_that_is_told():
     files = {name: FileInfo(name, 1) for name in ("README.md", "math/adapter_config.json")}
     place = Place("org/a@1", "org/a", None, files, {}, lambda path, start, end: b"", lambda path, most: b"")
     told = str(place.without_weights("model.safetensors", {}))
     assert "Fetch it (`hf download org/a --include 'math/*' --local-dir a`), and name ./a/math." in told
-    write_adapter(tmp_path / "a" / "code", pair(Q, *lora((16, 16))))
-    assert opened(tmp_path / "a" / "code").kind == "LoRA adapter"
 
 
 def test_what_a_trainer_keeps_on_the_hub_is_fetched_before_it_is_converted():
