@@ -190,7 +190,7 @@ def make_report(
         ),
         tokenizer=_tokenizer(plan, labels),
         task=task_of(
-            plan.config, modules=MODULES in plan.companions.names, stated=plan.base.card.get("pipeline_tag")
+            plan.config, modules=MODULES in plan.base.files, stated=plan.base.card.get("pipeline_tag")
         ).as_dict(),
     )
 

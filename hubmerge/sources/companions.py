@@ -132,10 +132,6 @@ class Companions:
     def bytes(self) -> int:
         return sum(f.size for f in self.files)
 
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(f.path for f in self.files)
-
 
 def kind_of(path: str, *, modules: bool = False) -> Kind | None:
     """The kind of a file, by its path; None where it does not go along. `modules`: a modules.json lies beside it."""

@@ -38,6 +38,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from hubmerge.recipe.ignore import Ignored
 from hubmerge.sources.base import Model, View, Views
@@ -191,11 +192,15 @@ def _of_one_shape(models: Sequence[Model], head: str, embedding: str) -> bool:
 
 def _says_tied(model: Model, *, inside: bool = True) -> bool | None:
     """`tie_word_embeddings` of a config, None where it does not say; `inside`: or of its language model."""
-    text = model.config.get("text_config") if inside else None
-    for table in (model.config, text if isinstance(text, dict) else {}):
+    for table in language_tables(model) if inside else (model.config,):
         if isinstance(table.get("tie_word_embeddings"), bool):
             return bool(table["tie_word_embeddings"])
     return None
+
+
+def language_tables(model: Model) -> list[Mapping[str, Any]]:
+    """What a config says of the language model: itself, and the table of one inside."""
+    return [table for table in (model.config, model.config.get("text_config")) if isinstance(table, Mapping)]
 
 
 def is_head(name: str) -> bool:
@@ -224,8 +229,7 @@ def tied_to_head(base: Model, names: Iterable[str]) -> list[str]:
 
 def _rows_per_token(model: Model, dimensions: int = 2) -> tuple[str, ...]:
     """The tensors of so many dimensions with a row per token."""
-    text = model.config.get("text_config")
-    sizes = [table.get("vocab_size") for table in (model.config, text if isinstance(text, dict) else {})]
+    sizes = [table.get("vocab_size") for table in language_tables(model)]
     shapes = {n: t.entry.shape for n, t in model.tensors.items() if len(t.entry.shape) == dimensions}
     return tuple(n for n, shape in shapes.items() if shape[0] in sizes and not IN_A_LAYER.search(n))
 

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from hubmerge.numerics.dtypes import TORCH_NAMES
 from hubmerge.recipe.ignore import MAX_PATTERNS, Ignored, ignored_by
@@ -27,7 +26,7 @@ from hubmerge.sources.base import Model, View, Views
 from hubmerge.sources.derived import BASE, BorrowedTensor, DerivedTensor, ScaledTensor
 from hubmerge.sources.fp8 import with_scales
 from hubmerge.sources.lora import adapter_parts, attached
-from hubmerge.sources.same_tensors import aligned, untie
+from hubmerge.sources.same_tensors import aligned, language_tables, untie
 from hubmerge.sources.vocabulary import with_added_rows
 from hubmerge.text.wording import incompatible, named
 
@@ -137,12 +136,6 @@ def _tensors(names: Sequence[str]) -> str:
     return "1 tensor" if len(names) == 1 else f"{len(names)} tensors"
 
 
-def _layers(model: Model) -> list[Any]:
-    """The numbers of layers that a config states, its own and that of its language model."""
-    tables = (model.config, model.config.get("text_config"))
-    return [table.get("num_hidden_layers") for table in tables if isinstance(table, Mapping)]
-
-
 def ignoring_line(patterns: Sequence[str], base: Model, agents: Sequence[Model]) -> str | None:
     """The line of a recipe that leaves out every tensor that only some models have.
 
@@ -154,7 +147,7 @@ def ignoring_line(patterns: Sequence[str], base: Model, agents: Sequence[Model])
     if not unwanted or 2 * len(missing) > len(base.tensors):
         return None
     common = [n for n in base.tensors if n not in missing]
-    as_deep = all(_layers(agent) == _layers(base) for agent in agents)
+    base_depth, *depths = ([t.get("num_hidden_layers") for t in language_tables(m)] for m in (base, *agents))
     found: list[str] = []
     left = unwanted
     while left:
@@ -163,7 +156,7 @@ def ignoring_line(patterns: Sequence[str], base: Model, agents: Sequence[Model])
         parts = left[0].split(".")  # the name itself, then patterns that match it
         ends = [f"*.{'.'.join(parts[-n:])}" for n in (2, 1) if len(parts) > n]
         # a base's layer that predicts further tokens is none of those that a config counts; others are another model
-        deepest = min(6 if left[0] in missing and as_deep else 2, len(parts))
+        deepest = min(6 if left[0] in missing and all(d == base_depth for d in depths) else 2, len(parts))
         patterns_of = [left[0], *ends, *(f"{'.'.join(parts[:n])}.*" for n in range(1, deepest))]
         candidates = [p for p in patterns_of if not any(map(ignored_by([p]), common))]
         if not candidates:  # even the name stands for another tensor too, which has PEFT's wrapper in front
