@@ -64,17 +64,12 @@ def list_folder(folder: Path) -> tuple[dict[str, FileInfo], tuple[str, ...]]:
     return files, tuple(outside)
 
 
-def inside(folder: Path, name: str) -> Path:
-    """The real path of the file `name` in `folder`; SourceNotFoundError where a link leads out of the folder."""
+def read_inside(folder: Path, name: str, most: int) -> bytes:
+    """At most `most` bytes, else FormatError; SourceNotFoundError where a link leads out of the folder; OSError."""
     path = folder / name
     if not _leads_into(path, _roots(folder)):
         raise link_outside(str(folder), name)
-    return path.resolve()
-
-
-def read_inside(folder: Path, name: str, most: int) -> bytes:
-    """At most `most` bytes, else FormatError; raises as `inside` does, and OSError."""
-    with open(inside(folder, name), "rb") as file:
+    with path.resolve().open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise FormatError("a file is too large", where=f"{name} in {folder}", expected=f"{most} bytes", got="more")
