@@ -34,6 +34,7 @@ from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.engine.sink import sole_owner
 from hubmerge.errors import (
     CorruptError,
+    DeviceError,
     EvaluationError,
     FolderInUseError,
     FormatError,
@@ -182,7 +183,8 @@ def evaluate(
     _check(options, suite)
     started = time.monotonic()
     observer.stage("resolve")
-    suite = replace(suite, dtype=options.dtype)
+    limited = tuple(replace(task, limit=options.limit or task.limit) for task in suite.tasks)
+    suite = replace(suite, tasks=limited, dtype=options.dtype)
     if suite.unpinned:
         observer.warning(
             f"{', '.join(suite.unpinned)}: read at the commit that main has now, since the suite's file names none. "
@@ -287,6 +289,8 @@ def _check(options: EvaluateOptions, suite: PinnedSuite) -> None:
     if not (1 <= options.batch_size <= MAX_SMALL and 0 < options.wall_s <= MAX_SECONDS):
         most = f"{MAX_SMALL:,} prompts and {MAX_SECONDS:g} s"
         raise EvaluationError(f"batch size and wall limit must be positive, and at most {most}")
+    if options.device == "cuda" and not resources.device_there():
+        raise DeviceError("there is no CUDA device here", next_step="Evaluate on the CPU: --device cpu.")
     if options.backend == "vllm":
         found = importlib.util.find_spec("vllm") is not None
         if not found or _device(options.device) != "cuda":

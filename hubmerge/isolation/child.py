@@ -312,7 +312,7 @@ def _event(job: ChildJob, line: bytes) -> Event:
 def _verdict(job: ChildJob, code: int, last: list[Event], killed: type[HubmergeError] | None) -> Event:
     if last and last[0]["event"] == "error":
         raise _error(job, last[0])
-    if code == 0 and last:
+    if last:  # whatever became of it afterwards
         return last[0]
     if killed is MachineFaultError:
         raise MachineFaultError(

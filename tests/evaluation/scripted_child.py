@@ -5,6 +5,7 @@ It goes through the real start (`reporter.run`), so that what the parent sees is
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import os
@@ -59,6 +60,8 @@ def play(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
             os.kill(os.getpid(), signal.SIGKILL)
         case "crashes":
             os.kill(os.getpid(), signal.SIGSEGV)
+        case "answers and crashes at its end":
+            atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
         case "dies of an import":
             words = f"Traceback …\nModuleNotFoundError: No module named 's3\x1b[31mfs' in {workdir} {'x' * 900}\n\n"
             os.write(2, words.encode())
