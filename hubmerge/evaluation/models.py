@@ -102,9 +102,9 @@ def _transformers(spec: Mapping[str, Any]) -> Any:
         generation_parameters={"temperature": 0, "seed": 0},
     )
     own = config.get_transformers_config().get_text_config()
-    lengths = [getattr(own, name, None) for name in ("n_positions", "max_position_embeddings", "n_ctx")]
-    limits = [n for n in (*lengths, spec["max_model_len"]) if isinstance(n, int) and n > 0]
-    config.max_length = min(limits) if limits else None
+    named = (getattr(own, name, None) for name in ("n_positions", "max_position_embeddings", "n_ctx"))
+    limits = (n for n in (*named, spec["max_model_len"]) if isinstance(n, int) and n > 0)  # XLNet names -1
+    config.max_length = min(limits, default=2048)
     return StrictModel(config)
 
 

@@ -147,6 +147,9 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         for batch in batches(asked, self.model.max_length, self._spec["batch_size"], self._spec["batch_tokens"]):
             keys = [answer_key(self._identity(definition, doc, asked.manager.prepare_prompt(doc))) for doc in batch]
             if not journal.holds(keys):
+                room = max(1, self.model.max_length - asked.tokens[batch[0].id])
+                for doc in batch:  # of a task without a longest answer; lighteval would ask for no token, and fail
+                    doc.generation_size = doc.generation_size or room
                 responses = self.model.greedy_until(batch)
                 journal.add(keys, [[_cut(text, definition) for text in r.text] for r in responses])
             yield batch, [journal[key] for key in keys]

@@ -103,6 +103,15 @@ def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(installed):
             assert float(values[registry()[name].metric]) == expected, name
 
 
+def test_an_answer_of_too_many_brackets_is_no_json_and_ends_no_run(installed):
+    pytest.importorskip("langdetect")
+    [doc], metrics = installed["ifeval"].get_docs(), list(installed["ifeval"].metrics)
+    doc.specific = {"instructions_id_list": ["detectable_format:json_format"], "kwargs": [{}]}
+    answers = [ModelResponse(text=[answer]) for answer in ("[" * 1200, "[[1]]")]
+    scores = apply_metric(docs=[doc, doc], responses=answers, metrics=metrics)
+    assert [score[registry()["ifeval"].metric] for score in scores] == [0, 1]
+
+
 def test_a_lighteval_that_lacks_a_task_or_measures_it_otherwise_is_refused_by_name():
     for changes, said in (
         ({"name": "gsm9k"}, "this lighteval lacks the task in gsm9k"),
@@ -369,9 +378,16 @@ def line_of(prompts: Iterable[str], *, max_model_len: int | None = None) -> pipe
         (None, {}, [2]),
         (TEMPLATE, {}, [2]),
         (None, {"eos_token_id": [8, 2]}, [8, 2]),
+        (None, {"max_position_embeddings": -1}, [2]),
         (None, {"repetition_penalty": 9.0, "num_beams": 3, "suppress_tokens": [2]}, [2]),
     ],
-    ids=["of few tokens and many characters", "after the template's own BOS", "up to any end", "greedily"],
+    ids=[
+        "of few tokens and many characters",
+        "after the template's own BOS",
+        "up to any end",
+        "in any position",
+        "greedily",
+    ],
 )
 def test_an_answer_is_what_transformers_generates_for_its_prompt_alone(template, config, ends, folder):
     (folder / "generation_config.json").unlink()
@@ -395,6 +411,16 @@ def test_a_model_too_short_for_a_task_is_refused_and_nothing_is_generated():
     with pytest.raises(EvaluationError, match="cannot read the prompts of a task"):
         line_of(PROMPTS, max_model_len=8).scored()
     assert not Path("generations").exists()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_prompt_that_fills_the_model_leaves_a_token_also_where_an_answer_may_have_any_length(monkeypatch):
+    endless = replace(SHORT, max_new_tokens=None)
+    for module in (lighteval_tasks, pipeline):
+        monkeypatch.setattr(module, "registry", lambda: {"short": endless})
+    line = line_of(["mem " + "a=1 " * 20, *["math 5 4 + 8 8 ="] * 20], max_model_len=20)
+    line._reporter.warning = print
+    assert [len(sample.answer.split()) for sample in line.scored()["short"]] == [1, *[3] * 20]
 
 
 def test_a_checkpoint_without_all_its_tensors_does_not_load(folder):
