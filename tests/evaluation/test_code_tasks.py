@@ -213,14 +213,6 @@ def test_tests_of_any_size_are_no_fault_of_the_program(monkeypatch):
     assert not builtin.passes(f"{program}\nbytearray(100 << 20)", tests)
 
 
-def test_a_plain_continuation_and_a_lost_indent_pass_too() -> None:
-    for row in ROWS[::12]:
-        body = row["canonical_solution"]
-        assert scored(HUMANEVAL, row, body) == scored(HUMANEVAL, row, body[1:]) == 1.0
-        assert scored(HUMANEVAL, row, body.lstrip() + "\n\ndef other():\n    return") == 1.0
-        assert scored(HUMANEVAL, row, f"<think>\n```python\nno\n```\n</think>\n```\n{body}```") == 1.0
-
-
 def test_to_grade_a_program_changes_no_limit_of_the_process_that_asks() -> None:
     before = sys.get_int_max_str_digits()
     assert builtin.passes("print(3)", ADD) is False

@@ -155,9 +155,13 @@ def test_an_adapter_is_measured_on_the_base_that_its_config_names(tmp_path, hub)
     assert told[-1][0] == told[-1][1] == whole.elements
 
 
-def test_an_adapter_on_a_base_of_several_shards_comes_with_their_index_and_its_own_tokenizer(tmp_path, hub):
+def test_an_adapter_on_a_base_of_several_shards_comes_with_their_index_and_its_own_tokenizer(
+    tmp_path, hub, monkeypatch
+):
     own = (ZOO / "base" / "tokenizer.json").read_bytes() + b"\n"
-    whole = check_evaluable(opened(zoo_adapter(tmp_path / "my l\u00f6ra@2", files={"tokenizer.json": own})), hub)
+    zoo_adapter(tmp_path / "my l\u00f6ra@2", files={"tokenizer.json": own})
+    monkeypatch.chdir(tmp_path)
+    whole = check_evaluable(opened(Path("my l\u00f6ra@2")), hub)
     assert whole is not None
     several, out = make_plan(whole.recipe, whole.base, whole.agents, max_shard_bytes=100_000), tmp_path / "staged"
     stage_on_base(several, hub, out, tmp_path / "inputs", lambda *_: None)
@@ -285,12 +289,14 @@ def test_a_malformed_field_costs_that_field_only(folder: Path, field: str, value
 
 def test_a_report_that_is_none_or_too_long_leaves_the_other_facts(folder, monkeypatch):
     report = merge_folder(folder) / "hubmerge.json"
-    monkeypatch.setattr(facts_module, "MAX_MANIFEST_BYTES", report.stat().st_size)
-    assert facts(folder).is_merge
-    for content in (report.read_bytes() + b" ", b"[]", b"[" * 10_000, b'{"files": {}}'):
+    whole = report.read_bytes()
+    for content in (b"", b"[]", b"[" * 200_000, b'{"files": {}}', b"\xff\xfe", b"null"):
         report.write_bytes(content)
-        found = facts(folder)
-        assert (found.parameters, found.is_merge) == (10, False)
+        assert (facts(folder).parameters, facts(folder).is_merge) == (10, False)
+    monkeypatch.setattr(facts_module, "MAX_MANIFEST_BYTES", len(whole))
+    for content, is_merge in ((whole, True), (whole + b" ", False)):
+        report.write_bytes(content)
+        assert (facts(folder).parameters, facts(folder).is_merge) == (10, is_merge)
 
 
 @pytest.mark.parametrize("kind", [HubUnavailableError, LoginError])
@@ -302,20 +308,3 @@ def test_a_hub_that_is_away_and_a_token_that_expired_make_no_merge_a_plain_model
     model = replace(opened(merge_folder(folder)), ref=ModelRef("hub", "ada/merge", "a" * 40))
     with pytest.raises(kind):
         model_facts(NOWHERE, model)
-
-
-def test_an_adapter_is_asked_by_its_own_tokenizer(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = (ZOO / "base" / "tokenizer.json").read_bytes() + b"\n"
-    zoo_adapter(tmp_path / "my l\u00f6ra@2", files={"tokenizer.json": own})
-    monkeypatch.chdir(tmp_path)
-    whole = check_evaluable(opened(Path("my l\u00f6ra@2")), hub)
-    assert whole is not None
-    stage_on_base(whole, hub, tmp_path / "staged", tmp_path / "inputs", lambda *_: None)
-    assert (tmp_path / "staged" / "tokenizer.json").read_bytes() == own
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"[" * 200_000, b'{"files": {}}', b"\xff\xfe", b"null"])
-def test_a_report_that_is_none_leaves_the_other_facts(folder: Path, content: bytes) -> None:
-    (folder / "hubmerge.json").write_bytes(content)
-    found = facts(folder)
-    assert (found.parameters, found.is_merge) == (10, False)
