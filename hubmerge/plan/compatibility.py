@@ -265,7 +265,7 @@ def _behaviour(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def architecture(model: Model) -> str:
-    """The model's class, as its config names it."""
+    """The model's class, as its config names it; what FSDP2 trained may have been saved with "FSDP" before the name."""
     names = model.config.get("architectures") or [model.config.get("model_type", "unknown")]
-    name = str(names[0])[:100] if isinstance(names, list) and names else "unknown"
+    name = str(names[0])[:100].removeprefix("FSDP") if isinstance(names, list) and names else "unknown"
     return name.encode("utf-8", "backslashreplace").decode()  # half a character cannot be shown

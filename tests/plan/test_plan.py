@@ -215,6 +215,7 @@ WRITTEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**ROPE, "partial_rotary_factor": 0.5},
         {**CONFIG, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5} | ROPE_AT},
     ),
+    "a class that FSDP2 renamed": (CONFIG, {**CONFIG, "architectures": ["FSDP" + CONFIG["architectures"][0]]}),
     "the language model inside, of Qwen2.5-VL": (
         {**UNUSED, "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}},
         {"architectures": CONFIG["architectures"], "text_config": INNER},
