@@ -191,14 +191,13 @@ def merge_to_folders(
         inputs = input_budget(plans, folders, cache, limit, dropped=options.sink == "null") // ranks.size
         gauge = DiskGauge({cache, *(folder for _, folder in merges)})
         # first passes, stream, card: together for those with the same dtype and ε
-        passes: dict[object, list[tuple[Prepared, Path]]] = {}
-        for prepared, folder in left:
-            passes.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
-        for number, together in enumerate(passes.values(), 1):
-            opened = _opened(together, held, ranks, observer)
-            wanted_again = number < len(passes)
-            work = _Work(hub, options, Bridge(observer), cache, inputs, gauge, limit, keep_inputs=wanted_again)
-            reports |= _merge(opened, work)
+        passes: dict[object, list[_Merge]] = {}
+        for merge in _opened(left, held, ranks, observer):
+            passes.setdefault(layout_of(merge.prepared.plan), []).append(merge)
+        while passes:
+            together = passes.pop(next(iter(passes)))
+            work = _Work(hub, options, Bridge(observer), cache, inputs, gauge, limit, keep_inputs=bool(passes))
+            reports |= _merge(together, work)
     return [reports[folder] for _, folder in merges]
 
 

@@ -20,7 +20,7 @@ from hubmerge.cli.main import main
 from hubmerge.engine.sink import MANIFEST, sole_owner
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError, TargetExistsError
-from hubmerge.line import Prepared, Request, merge_to_folder, merge_to_hub, prepare
+from hubmerge.line import Prepared, Request, merge_to_folder, merge_to_folders, merge_to_hub, prepare, prepare_variants
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.open import open_model
@@ -128,6 +128,19 @@ def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, 
     line.recipe = {**line.recipe, "base": f"{base}@{older}"}
     line.to_folder()
     assert (line.out / MANIFEST).is_file()
+
+
+def test_a_variant_s_folder_with_other_content_is_refused_before_the_first_pass(
+    recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    recipes = [recipe_from_dict(recipe | {"parameters": {"epsilon": epsilon}}) for epsilon in (1e-5, 1e-3)]
+    outs = [tmp_path / "first", tmp_path / "second"]
+    outs[1].mkdir()
+    (outs[1] / "theirs.txt").write_text("theirs")
+    merges = zip(prepare_variants(recipes, NOWHERE, Request(allow_local=True)), outs, strict=True)
+    with pytest.raises(TargetExistsError, match="second"):
+        merge_to_folders([*merges], NOWHERE, StreamOptions(cache=tmp_path / "cache"))
+    assert not [*outs[0].glob("*.safetensors")]
 
 
 @pytest.mark.parametrize("where", ["file", "file/below", "x" * 300])
