@@ -180,7 +180,8 @@ def merge_to_folders(
                 observer.warning(
                     f"{folder} is finished and states the license {stated}; `hubmerge publish --license` states another"
                 )
-        for warning in dict.fromkeys(warning for prepared, _ in left for warning in prepared.plan.warnings):
+        told = left if ranks.rank == 0 else ()  # every process has made the plans
+        for warning in dict.fromkeys(warning for prepared, _ in told for warning in prepared.plan.warnings):
             observer.warning(warning)
         if not left:
             return [reports[folder] for _, folder in merges]
@@ -244,7 +245,7 @@ def merge_to_hub(
         )
         with uploader:
             if merging:
-                for warning in plan.warnings:
+                for warning in plan.warnings if ranks.rank == 0 else ():
                     observer.warning(warning)
                 uploader.catch_up()
                 _merge([merge], _Work(hub, options, bridge, cache, inputs, gauge, limit, settle=uploader.drain))

@@ -46,7 +46,7 @@ def run_merge(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     if arguments.null_sink:
         return _into_nothing(arguments, settings, hub, terminal, options)
     folder: Path = arguments.out
-    with join(settings) as ranks:
+    with join(settings, terminal) as ranks:
         options = replace(options, ranks=ranks)
         finished = ranks.first((folder / MANIFEST).is_file())
         observer = of_rank(terminal, ranks.rank)

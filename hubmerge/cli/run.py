@@ -56,7 +56,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     _check(arguments, settings)
     hub = hub_of_user(settings)
     if arguments.sweep is None:
-        with join(settings) as ranks:
+        with join(settings, terminal) as ranks:
             run = _Run(arguments, settings, hub, terminal, replace(options, ranks=ranks))
             run.refuse_to_expose()
             return run.merge(load_recipe(arguments.recipe), run.target())

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hubmerge.engine.progress import Observer, of_rank
 from hubmerge.errors import HubmergeError, RecipeError, SettingsError
 from hubmerge.settings import Settings
 from hubmerge.statistics.statistics import Tally
@@ -135,27 +136,36 @@ class _Group(Ranks):
 
 
 @contextmanager
-def join(settings: Settings) -> Iterator[Ranks]:
+def join(settings: Settings, observer: Observer) -> Iterator[Ranks]:
     """The processes that a launcher started together; ALONE without one."""
-    if settings.world_size == 1:
+    rank, size = settings.rank, settings.world_size
+    if size == 1:
         yield ALONE
         return
-    if not 0 <= settings.rank < settings.world_size:
+    if not 0 <= rank < size:
         raise SettingsError(
             "the rank of this process is out of range",
             where="RANK",
-            expected=f"0 to {settings.world_size - 1}, since WORLD_SIZE is {settings.world_size}",
-            got=str(settings.rank),
+            expected=f"0 to {size - 1}, since WORLD_SIZE is {size}",
+            got=str(rank),
             next_step="Leave both to the launcher, or start one process without them.",
         )
     from torch import distributed
 
-    with _noticing_loss():
-        distributed.init_process_group("gloo", rank=settings.rank, world_size=settings.world_size, timeout=_PATIENCE)
+    of_rank(observer, rank).stage("join")
+    try:
+        with _noticing_loss():
+            distributed.init_process_group("gloo", rank=rank, world_size=size, timeout=_PATIENCE)
+    except ValueError as error:
+        raise SettingsError(
+            "the processes of this merge do not know where to meet",
+            expected="MASTER_ADDR and MASTER_PORT, as torchrun sets them",
+            got=str(error)[:200],
+            next_step="Start them by torchrun, or set both; a process on its own needs no WORLD_SIZE.",
+        ) from None
     try:
         # a launcher that numbers no processes of a machine starts them side by side
-        local_rank = settings.rank if settings.local_rank is None else settings.local_rank
-        yield _Group(settings.rank, settings.world_size, local_rank)
+        yield _Group(rank, size, rank if settings.local_rank is None else settings.local_rank)
     finally:
         distributed.destroy_process_group()
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 # what a stage does, in the words of a terminal
 _DOING = {
+    "join": "waiting for the other processes",
     "resolve": "looking up models and reading their headers",
     "calibration": "reading and tokenizing calibration data",
     "verify": "verifying what is there",

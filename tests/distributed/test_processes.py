@@ -30,7 +30,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("family")
     write_family(folder)
     for method in ("ram_plus", "ram", "wudi"):
-        agents = ", ".join(str(folder / f"agent{k}") for k in range(3))
+        agents = ", ".join(f"{{model: {folder / f'agent{k}'}, weight: {k - 0.5}}}" for k in range(3))
         text = f"base: {folder / 'base'}\nagents: [{agents}]\nmethod: {method}\n"
         (folder / f"{method}.yaml").write_text(text, encoding="utf-8")
     return folder
@@ -76,7 +76,8 @@ def test_each_process_says_what_it_warns_of_with_its_rank(family: Path, tmp_path
     assert [code for code, _ in finished] == [0, 0], finished
     said = [[line for line in error.splitlines() if "warning:" in line] for _, error in finished]
     missing = "torch finds no CUDA device here; the CPU goes on"
-    assert said == [[f"hubmerge: warning: {missing}"], [f"hubmerge: warning: rank 1: {missing}"]]
+    assert [len(lines) for lines in said] == [2, 1], "what the plan warns of is told once"
+    assert [lines[-1] for lines in said] == [f"hubmerge: warning: {rank}{missing}" for rank in ("", "rank 1: ")]
 
 
 def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(family: Path, tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from line import Watcher
 from rank_threads import merged_by, ranks_of, together
 from stream_helpers import Watching, bytes_of, family_plan, run, sensitivity_metadata, tallies
 
 from hubmerge.engine import device
-from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, of_all_devices, refuse_several
+from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, join, of_all_devices, refuse_several
 from hubmerge.engine.resume import own, own_cache, resumed
 from hubmerge.engine.sink import sole_owner
 from hubmerge.engine.stream import MergeResult
@@ -154,6 +155,16 @@ def test_launchers_and_mpi_tell_the_rank_and_other_commands_refuse_several() -> 
     refuse_several(load_settings({}), "sweep")
     with pytest.raises(RecipeError, match="launcher"):
         refuse_several(mpi, "sweep")
+
+
+def test_processes_that_do_not_know_where_to_meet_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(variable, raising=False)
+    watcher = Watcher()
+    mpi = load_settings({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"})
+    with pytest.raises(SettingsError, match=r"where to meet.*MASTER_ADDR expected, but not set"), join(mpi, watcher):
+        pass
+    assert watcher.stages == ["join"], "the wait for the others has a name"
 
 
 def test_the_facts_of_all_devices_become_one_report() -> None:
