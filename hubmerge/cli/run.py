@@ -34,9 +34,9 @@ from hubmerge.hub.client import Hub
 from hubmerge.hub.login import hub_of_user
 from hubmerge.hub.names import is_hub_id
 from hubmerge.library import NEWEST, begin_run, evaluate, evaluation_folder, merge_and_publish, prepared_at, remove_run
-from hubmerge.line import Request, merge_to_folders
+from hubmerge.line import Prepared, Request, merge_to_folders
 from hubmerge.machine.extras import require
-from hubmerge.output.publish import Published, Target
+from hubmerge.output.publish import Published, Target, check_target
 from hubmerge.output.report import sweep_table
 from hubmerge.recipe.file import load_recipe
 from hubmerge.recipe.model_name import ModelName
@@ -63,10 +63,9 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     run, variants = _Run(arguments, settings, hub, terminal, options), load_sweep(arguments.sweep).variants
     run.refuse_to_expose()
     if not arguments.pick:
-        targets = [run.target(f"-{name}") for name, _ in variants]  # all names before the first merge
-        return max(run.merge(recipe, target) for (_, recipe), target in zip(variants, targets, strict=True))
+        return run.each(variants)
     target = run.target()
-    found, folder, unfinished = run.pick(dict(variants))
+    found, folder, unfinished = run.pick(dict(variants), target)
     told = {  # about the choice: the table, and the same as data
         "pick.md": (folder / "pick.md").read_bytes(),
         "pick.json": (json.dumps(_as_data(found), indent=1) + "\n").encode(),
@@ -156,6 +155,28 @@ class _Run:
             unfinished.end()
         return code
 
+    def each(self, variants: Sequence[tuple[str, Recipe]]) -> int:
+        """Merge every variant to a repo of its own, all at the same commits."""
+        self.terminal.stage("resolve")
+        recipes, targets = [recipe for _, recipe in variants], [self.target(f"-{name}") for name, _ in variants]
+        unfinished = self._unfinished(recipes, f"{self.arguments.to}-*")
+        unfinished.begin("sweep", self._prepared(recipes, targets, unfinished)[0].plan)
+        runs = zip(recipes, targets, strict=True)
+        code = max(self.merge(recipe, target, pins=unfinished.pins) for recipe, target in runs)
+        if code == 0:
+            unfinished.end()
+        return code
+
+    def _prepared(self, recipes: Sequence[Recipe], targets: Sequence[Target], unfinished: RunPins) -> list[Prepared]:
+        """A sweep's variants; refused where they cannot be published, each to its target, which several may share."""
+        request = Request(license=self.arguments.license, will_publish=True, allow_local=True)
+        prepared = prepared_at(recipes, unfinished.pins, request, self.hub, self.options, self.terminal, NEWEST)
+        for target in dict.fromkeys(targets):
+            plans = [one.plan for one, its in zip(prepared, targets, strict=True) if its == target]
+            target.refuse_to_expose([source for plan in plans for source in plan.sources])
+            check_target(self.hub, target, *(plan.identity_at(target.repo) for plan in plans))
+        return prepared
+
     def _unfinished(self, recipes: Sequence[Recipe], repo: str) -> RunPins:
         return RunPins(self.settings.data_dir / "runs", recipes, repo, newest=self.arguments.newest)
 
@@ -187,16 +208,15 @@ class _Run:
         publish_scores(self.hub, published.repo, results, source_url=dataset.url if dataset else "")
         return int(results[0].status != "done")
 
-    def pick(self, variants: Mapping[str, Recipe]) -> tuple[Pick, Path, RunPins]:
+    def pick(self, variants: Mapping[str, Recipe], target: Target) -> tuple[Pick, Path, RunPins]:
         """Merge every variant, measure each on the development split, and choose; also what all of them began with."""
         from hubmerge.evaluation.pick import pick, pick_table
         from hubmerge.evaluation.suites import pin
 
         self.terminal.stage("resolve")
         suite, recipes = pin(self.arguments.evaluate, self.hub, "dev"), list(variants.values())
-        unfinished = self._unfinished(recipes, self.arguments.to)
-        request = Request(license=self.arguments.license, will_publish=True, allow_local=True)
-        prepared = prepared_at(recipes, unfinished.pins, request, self.hub, self.options, self.terminal, NEWEST)
+        unfinished = self._unfinished(recipes, target.repo)
+        prepared = self._prepared(recipes, [target] * len(recipes), unfinished)
         digest = sha256("".join(p.identity for p in prepared).encode()).hexdigest()
         work = self.settings.data_dir / "runs" / f"sweep-{digest[:32]}"
         begin_run(unfinished, work, prepared[0], self.terminal)

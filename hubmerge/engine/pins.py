@@ -93,7 +93,7 @@ def going_on(
         problems = [replace(problem, next_step=newest) for problem in error.problems]
         raise SourceChangedError(error.what, problems=problems) from None
     if ranks.rank == 0 and (moved := _moved_on(recipe, commits, hub)):
-        warn(f"the unfinished merge goes on with the versions that it began with: {', '.join(moved)}. {newest}")
+        warn(f"the merge stays with the versions that it began with: {', '.join(moved)}. {newest}")
     return prepared
 
 

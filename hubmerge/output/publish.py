@@ -105,8 +105,8 @@ def find_published(hub: Hub, target: Target, identity: str) -> Published | None:
     return _published(hub, target, identity, state.head) if state.state == "ours" else None
 
 
-def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
-    """Check that this merge may be published there; else TargetExistsError or PermissionDeniedError."""
+def check_target(hub: Hub, target: Target, *identities: str) -> TargetState:
+    """Check that a merge of these may be published there; else TargetExistsError or PermissionDeniedError."""
     namespace = target.repo.partition("/")[0]
     me = hub.whoami()
     if namespace not in me.namespaces:
@@ -125,7 +125,7 @@ def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
         state = hub.repo_state(target.repo)
     except SourceNotFoundError:
         return TargetState("missing")
-    ours = MANIFEST in state.files and _identity(hub, target.repo, state.sha) == identity
+    ours = MANIFEST in state.files and _identity(hub, target.repo, state.sha) in identities
     if ours and (state.private or not target.private):
         return TargetState("ours", state.sha)
     foreign = [] if ours else sorted(set(state.files) - _INITIAL_FILES)

@@ -135,6 +135,23 @@ def test_a_sweep_without_a_choice_publishes_every_variant(
     assert asked == []
 
 
+@pytest.mark.parametrize("more", [[], ["--pick", "--evaluate", "zoo"]], ids=["each", "the best"])
+@pytest.mark.parametrize("owner", ["ada", "bob"])
+def test_variants_that_cannot_be_published_are_refused_before_the_first_is_merged(
+    api: HfApi, asked: list[tuple[str, str]], name: str, tmp_path: Path, refused: Any, more: list[str], owner: str
+) -> None:
+    to = name.replace("ada", owner)
+    taken = to if more else f"{to}-ram_plus"
+    if owner == "ada":
+        api.create_repo(taken)
+        api.upload_file(path_or_fileobj=b"mine", path_in_repo="thesis.tex", repo_id=taken)
+    told = refused("run", "--sweep", write(tmp_path, SWEEP), "--to", to, *more)
+    assert ("E_TARGET_EXISTS" if owner == "ada" else "E_PERMISSION") in told
+    assert asked == []
+    assert not api.repo_exists(f"{to}-linear")
+    assert not [*tmp_path.rglob("*.safetensors")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "results", "said"),
     [

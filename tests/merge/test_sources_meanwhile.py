@@ -271,7 +271,7 @@ def test_a_run_goes_on_with_the_commits_that_it_began_with_and_says_so(
     capsys.readouterr()
     assert command.begun() == folder, "once more, and in the same folder"
     told = capsys.readouterr().err
-    assert f"goes on with the versions that it began with: {command.agents[0]}@{before[:12]}" in told
+    assert f"stays with the versions that it began with: {command.agents[0]}@{before[:12]}" in told
     assert "To begin with the newest, add --newest." in told
     assert command.run() == 0
     assert command.published() == command.undisturbed
@@ -367,7 +367,7 @@ def test_a_merge_to_a_folder_goes_on_with_its_commits_too(command: Command, caps
     before = command.move()
     assert command.merge("--resume") == 0
     told = capsys.readouterr().err
-    assert f"goes on with the versions that it began with: {command.agents[0]}@{before[:12]}" in told
+    assert f"stays with the versions that it began with: {command.agents[0]}@{before[:12]}" in told
     assert "To begin with the newest, merge into another folder." in told
     assert command.merged() == command.undisturbed
     assert command.merge("--resume") == 0, "finished, it is found as well"
@@ -385,7 +385,7 @@ def test_a_model_that_the_recipe_names_by_an_earlier_id_keeps_no_merge_from_goin
     assert command.merge("--resume") == 0
     assert command.run() == 0
     told = capsys.readouterr().err
-    assert told.count("goes on with the versions that it began with") == 2
+    assert told.count("stays with the versions that it began with") == 2
     assert f"{renamed}@" not in told, "it is where it was"
     assert command.merged() == command.undisturbed
     assert command.published() == command.undisturbed
@@ -420,11 +420,35 @@ def test_a_sweep_goes_on_with_its_commits_too(
     command.killed(partial(run, "swept"))
     command.move()
     assert run("swept", "--resume") == 0
-    assert "goes on with the versions that it began with" in capsys.readouterr().err
+    assert "stays with the versions that it began with" in capsys.readouterr().err
     shards = [path.relative_to(tmp_path / "undisturbed") for path in (tmp_path / "undisturbed").rglob("*.safetensors")]
     assert len(shards) >= 4
     for name in shards:
         assert (tmp_path / "swept" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+
+
+def test_a_run_of_variants_goes_on_with_its_commits_when_one_is_published(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, target, commit = write_sweep(command.recipe, {"method": ["linear", "ram"]}), command.line.target, Hub.commit
+    run = ["run", "--sweep", str(sweep), "--to", target, *OPTIONS]
+    committed: list[str] = []
+
+    def killed_after_one(hub: Hub, *arguments: Any, **more: Any) -> str:
+        if committed:
+            raise KeyboardInterrupt
+        committed.append(commit(hub, *arguments, **more))
+        return committed[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Hub, "commit", killed_after_one)
+        assert main(run) == 1
+    before = command.move()
+    assert main(run) == 0
+    for command.line.target in (f"{target}-linear", f"{target}-ram"):
+        assert command.line.report()["parents"][1]["sha"] == before
+        assert command.line.commits() == 1
+    assert not list(command.runs.iterdir())
 
 
 def test_another_sweep_into_the_folder_of_one_that_is_at_work_is_refused_and_takes_nothing_away(
