@@ -1,7 +1,8 @@
 """RAM+s: RAM+ with a soft bound instead of a clip.
 
 Source: Yuan et al. 2026, arXiv:2601.13572, Eq. 8, 9: λt = 1 + r·ρt/(1 + ρt) = 1 + r·shared_t/active_t.
-Deviations: r defaults to 0.1, as for RAM+; the paper names no value for this variant.
+Deviations: r defaults to 0.1, as for RAM+; the paper names no value for this variant. Output of 16 bits is rounded
+stochastically by default, as with RAM+.
 """
 
 from __future__ import annotations

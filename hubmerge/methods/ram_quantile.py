@@ -6,7 +6,8 @@ c ≥ 2 → (1/K) Σ δk over all K;  c = 1 → λ·δ, λ = 1.5;  else 0.
 Deviations: where more than q of a tensor's deltas are 0 the percentile is 0 and the literal mask is true
 everywhere, so that the method is plain averaging; here an element must also be non-zero to be active.
 `literal: true` gives the paper's rule. The percentile is the order statistic of rank ⌈q·(n − 1)⌉: a value is at
-least the interpolated percentile exactly when it is at least that one.
+least the interpolated percentile exactly when it is at least that one. Output of 16 bits is rounded stochastically by
+default, as with RAM+.
 """
 
 from __future__ import annotations
