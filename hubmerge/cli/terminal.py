@@ -162,6 +162,7 @@ class Terminal:
         """Add a part of the result: a text for people, or values for a program, whose lists grow."""
         if self._result is None:
             sys.stdout.write(text)
+            sys.stdout.flush()  # what is finished is told, although hours of work may follow
             return
         for name, value in values.items():
             if isinstance(value, list):

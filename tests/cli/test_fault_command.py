@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import logging
 import os
@@ -289,6 +290,13 @@ def test_a_warning_is_told_once(capsys: pytest.CaptureFixture[str], as_json: boo
     for words in ("no device", "no device", "another"):
         terminal.warning(words)
     assert capsys.readouterr().err.count("no device") == 1
+
+
+def test_what_is_finished_is_said_at_once_where_nobody_reads_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe))
+    Terminal(False).say("published\n")
+    assert pipe.getvalue() == b"published\n"
 
 
 def lines_of(shown: str) -> list[str]:
