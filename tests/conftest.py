@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ os.environ.update(
 _home = tempfile.TemporaryDirectory(prefix="hubmerge-tests-")
 os.environ["HF_HOME"] = _home.name
 os.environ["HUBMERGE_DATA"] = f"{_home.name}/data"  # what commands keep does not land in the checkout
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 for _name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"):
     os.environ.pop(_name, None)
 

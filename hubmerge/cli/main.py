@@ -60,8 +60,7 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
         settings = load_settings()
         # one of several processes hears nothing while it waits for the others: SIGTERM ends it at once
         if ends_soon and not (settings.world_size > 1 and arguments.command in ("merge", "run")):
-            hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []  # nohup ignores it
-            _end_soon_when([signal.SIGINT, signal.SIGTERM, *hangup], arguments)
+            _end_soon_when([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], arguments)
         code = int(arguments.run(arguments, settings))
         sys.stdout.flush()
         return code
@@ -132,7 +131,8 @@ def _end_soon_when(numbers: Sequence[signal.Signals], arguments: Any) -> None:
         raise ended
 
     for number in numbers:
-        signal.signal(number, interrupt)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, or a script's shell in its background
+            signal.signal(number, interrupt)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -49,8 +49,9 @@ sys.exit(c.main(sys.argv[1:], own_process=True))
 
 HANDLED = """
 import os, signal, sys, hubmerge.cli.main as c, hubmerge.cli.merge, hubmerge.cli.methods
-signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background
-signal.signal(signal.SIGHUP, signal.Handlers[os.environ["HANGUP"]])
+ignored = os.environ["IGNORED"] == "yes"
+signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
 def command(arguments, settings, terminal):
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     print(*(getattr(signal.getsignal(n), "name", "handled") for n in signals))
@@ -112,19 +113,19 @@ def test_sigterm_clears_up_as_ctrl_c_does(recipe_file: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("command", "processes", "hangup", "handled"),
+    ("command", "processes", "ignored", "handled"),
     [
-        (["merge", "recipe.yaml", "--out", "out"], "1", "SIG_DFL", "handled handled handled"),
-        (["merge", "recipe.yaml", "--out", "out"], "1", "SIG_IGN", "handled handled SIG_IGN"),
-        (["merge", "recipe.yaml", "--out", "out"], "2", "SIG_DFL", "handled SIG_DFL SIG_DFL"),
-        (["methods"], "1", "SIG_DFL", "handled SIG_DFL SIG_DFL"),  # Ctrl-C as Python has it
+        (["merge", "recipe.yaml", "--out", "out"], "1", "no", "handled handled handled"),
+        (["merge", "recipe.yaml", "--out", "out"], "1", "yes", "SIG_IGN handled SIG_IGN"),
+        (["merge", "recipe.yaml", "--out", "out"], "2", "no", "handled SIG_DFL SIG_DFL"),
+        (["methods"], "1", "no", "handled SIG_DFL SIG_DFL"),  # Ctrl-C as Python has it
     ],
-    ids=["merge", "merge with nohup", "merge in two processes", "methods"],
+    ids=["merge", "merge with nohup in a script's background", "merge in two processes", "methods"],
 )
 def test_one_of_several_processes_which_hears_nothing_while_it_waits_ends_at_once(
-    command: list[str], processes: str, hangup: str, handled: str
+    command: list[str], processes: str, ignored: str, handled: str
 ) -> None:
-    done = python("-c", HANDLED, *command, WORLD_SIZE=processes, RANK="0", HANGUP=hangup)
+    done = python("-c", HANDLED, *command, WORLD_SIZE=processes, RANK="0", IGNORED=ignored)
     assert (done.stdout, done.stderr) == (handled + "\n", "")
 
 

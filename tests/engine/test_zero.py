@@ -57,8 +57,6 @@ def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def merged(plan: Plan, out: Path, observer: Watching | None = None) -> tuple[MergeResult, list[str]]:
-    if multiprocessing.parent_process():  # where the tests run in the background, it is ignored
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     observer = observer or Watching()
     return run(plan, out, observer=observer, backend="eager", bursts=True), observer.messages
 
