@@ -15,6 +15,7 @@ never pickled objects: the port of a process group is open to whoever can reach 
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -153,6 +154,9 @@ def join(settings: Settings, observer: Observer) -> Iterator[Ranks]:
     from torch import distributed
 
     of_rank(observer, rank).stage("join")
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.SIG_IGN:  # Ctrl-C ends it at once, as Python hears nothing while torch waits
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         with _noticing_loss():
             distributed.init_process_group("gloo", rank=rank, world_size=size, timeout=_PATIENCE)
@@ -163,6 +167,8 @@ def join(settings: Settings, observer: Observer) -> Iterator[Ranks]:
             got=str(error)[:200],
             next_step="Start them by torchrun, or set both; a process on its own needs no WORLD_SIZE.",
         ) from None
+    finally:
+        signal.signal(signal.SIGINT, handler)
     try:
         # a launcher that numbers no processes of a machine starts them side by side
         yield _Group(rank, size, rank if settings.local_rank is None else settings.local_rank)

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 from builders import recipe_dict
-from processes import ROOT, Refused, python
+from processes import ROOT, Refused, free_port, python
 
 from hubmerge.cli import inspect as inspect_command
 from hubmerge.cli.main import main
@@ -83,6 +83,19 @@ def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path, comma
     assert process.returncode == 1
     assert words.splitlines()[-1].startswith(told)  # a busy machine says before that it waits
     assert "Traceback" not in words
+
+
+def test_ctrl_c_ends_one_of_several_processes_that_waits_for_the_others(recipe_file: Path, tmp_path: Path) -> None:
+    meeting = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "hubmerge", "merge", str(recipe_file), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, env={**os.environ, **meeting}, cwd=ROOT, stderr=subprocess.PIPE, text=True) as alone:
+        assert alone.stderr is not None
+        assert "waiting for the other processes" in alone.stderr.readline()
+        alone.send_signal(signal.SIGINT)
+        try:
+            assert alone.wait(timeout=30) == -signal.SIGINT
+        finally:
+            alone.kill()
 
 
 @pytest.mark.parametrize("first", ["SIGINT", "SIGTERM", "SIGHUP"])
