@@ -102,9 +102,10 @@ class ShardTask:
 
         A group keeps to the same files, none of which may have to be fetched again for it."""
         group: list[PlannedTensor] = []
-        size, files = 0, set[object]()
+        size, files = 0, set[tuple[int, str]]()
         for tensor in self.shard.tensors:
-            own_size, own_files = _input_bytes(tensor), _input_files(tensor)
+            own_size = _input_bytes(tensor)
+            own_files = {(m, part.shard) for k, stored in enumerate(tensor.inputs) for m, part in sources_of(k, stored)}
             if group and (size + own_size > GROUP_BYTES or own_files != files):
                 yield group
                 group, size = [], 0
@@ -312,7 +313,3 @@ def _input_bytes(tensor: PlannedTensor) -> int:
     """Of all inputs as they are read: what is computed is float32."""
     each = (4 if isinstance(t, DerivedTensor) else DTYPE_BYTES[t.entry.dtype] for t in tensor.inputs)
     return tensor.elements * sum(each)
-
-
-def _input_files(tensor: PlannedTensor) -> set[object]:
-    return {(m, part.shard) for k, stored in enumerate(tensor.inputs) for m, part in sources_of(k, stored)}

@@ -126,15 +126,6 @@ def test_a_sweep_s_best_variant_is_chosen_on_dev_rows_published_and_measured_on_
     assert not [*(tmp_path / "data" / "runs").iterdir()], "the variants' weights do not stay"
 
 
-def test_a_sweep_without_a_choice_publishes_every_variant(
-    api: HfApi, asked: list[tuple[str, str]], tmp_path: Path
-) -> None:
-    assert main(["run", "--sweep", write(tmp_path, SWEEP), "--to", "ada/each"]) == 0
-    for name in RIGHT:
-        assert len(api.list_repo_commits(f"ada/each-{name}")) == 2
-    assert asked == []
-
-
 @pytest.mark.parametrize("more", [[], ["--pick", "--evaluate", "zoo"]], ids=["each", "the best"])
 @pytest.mark.parametrize("owner", ["ada", "bob"])
 def test_variants_that_cannot_be_published_are_refused_before_the_first_is_merged(
