@@ -28,7 +28,7 @@ STREAM_BYTES = 260_000_000  # a process of 8 agents stays 512 MB above its impor
 LEAST_STREAM_BYTES = 32_000_000
 
 COMPUTING = 9  # bytes per element beside a computed input: of fp8 its bits, values and scales (derived.py)
-LARGEST_CHUNK, SMALLEST_CHUNK = 1024 * 1024, 256 * 1024  # elements
+LARGEST_CHUNK, SMALLEST_CHUNK = 1536 * 1024, 256 * 1024  # elements
 LARGEST_EAGER_CHUNK, SMALLEST_EAGER_CHUNK = 128 * 1024, 16 * 1024  # what numpy makes on the way is long, but near
 
 THREAD, THREAD_PER_AGENT = 300_000, 900_000  # scratch and counters of a thread (`laid_out` in pass.c)

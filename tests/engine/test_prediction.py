@@ -131,8 +131,8 @@ def test_recipes_that_are_merged_together_share_one_part() -> None:
 
 def test_a_chunk_that_was_asked_for_is_taken_and_costs_threads() -> None:
     plan = planned("ram", agents=8)
-    shares = shared_out([plan], 16, STREAM_BYTES, chunk_elements=4 * LARGEST_CHUNK - 5)
-    assert shares.chunk == 4 * LARGEST_CHUNK
+    shares = shared_out([plan], 16, STREAM_BYTES, chunk_elements=1024 * BLOCK - 5)
+    assert shares.chunk == 1024 * BLOCK > LARGEST_CHUNK
     assert shares.threads == 2
     assert shared_out([plan], 16, STREAM_BYTES, chunk_elements=BLOCK).threads == 16
 
