@@ -24,7 +24,7 @@ from lighteval.tasks.lighteval_task import LightevalTask, LightevalTaskConfig
 from lighteval.tasks.registry import Registry
 from lighteval.tasks.requests import Doc, SamplingMethod
 
-from hubmerge.errors import EvaluationError, InternalError
+from hubmerge.errors import EvaluationError, HubmergeError, InternalError
 from hubmerge.evaluation.builtin import prepare_builtin
 from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
 from hubmerge.isolation.in_child import first_line
@@ -43,7 +43,9 @@ class TaskScorer(SampleLevelComputation):  # type: ignore[misc]  # lighteval has
         assert doc.specific is not None
         try:
             return float(self.task.score(model_response.final_text[0], doc.specific["reference"]))
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+        except (HubmergeError, MemoryError, OSError):  # of the machine
+            raise
+        except Exception as error:
             got = f"{type(error).__name__}: {first_line(error)}"
             step = "Its `score` gives every text a number from 0 to 1 (hubmerge/evaluation/tasks/base.py)."
             raise InternalError(f"{self.task.name} does not score an answer", got=got, next_step=step) from error

@@ -122,10 +122,11 @@ def test_a_lighteval_that_lacks_a_task_or_measures_it_otherwise_is_refused_by_na
 
 
 def test_a_score_that_is_no_number_is_the_task_s_bug_and_no_failure_of_the_model():
-    task = replace(registry()["zoo_math"], score=lambda *_: None)
     asked = Doc(query="", choices=[""], gold_index=0, specific={"reference": "1"})
-    with pytest.raises(InternalError, match="zoo_math does not score an answer: got TypeError"):
-        lighteval_tasks.TaskScorer(task).compute(asked, ModelResponse(text=["1"]))
+    for score, told in ((lambda *_: None, "TypeError"), (lambda *_: 1 / 0, "ZeroDivisionError")):
+        task = replace(registry()["zoo_math"], score=score)
+        with pytest.raises(InternalError, match=f"zoo_math does not score an answer: got {told}"):
+            lighteval_tasks.TaskScorer(task).compute(asked, ModelResponse(text=["1"]))
 
 
 def test_the_prompt_that_a_task_of_lighteval_states_is_the_one_that_is_asked(installed):
