@@ -109,6 +109,8 @@ def _text(told: dict[str, Any]) -> str:
         lines += [f"  job {told['job']}"] * bool(told["job"])
     else:
         lines.append(f"{told['rule']}: {told['waiting'] or 'nothing new'}")
-    lines += [f"  left out {s['model']}@{s['sha'][:12]}: {s['code']}: {s['why']}" for s in told["skipped"]]
+    for s in told["skipped"]:
+        model = f"{s['model']}@{s['sha'][:12]}".rstrip("@")  # of one that cannot be read no commit is known
+        lines.append(f"  left out {model}: {s['code']}: {s['why']}")
     told_lines = "\n".join(lines).split("\n")  # an error may have several
     return "\n".join(map(printable, told_lines))  # a reason may quote a stranger's file

@@ -63,6 +63,8 @@ def test_a_dry_run_prints_what_once_queues(agents: Agents, tmp_path: Path, capsy
     assert {skip["model"]: skip["code"] for skip in document["skipped"]} == {closed: "closed", odd: "E_INCOMPATIBLE"}
     assert main(["watch", path, "--once"]) == 0
     assert "nothing new" in capsys.readouterr().out
+    assert main(["watch", written(tmp_path, base, name="fixed", join={"fixed": [odd, "ada/none"]}), "--dry-run"]) == 0
+    assert "left out ada/none: E_SOURCE: no such repo" in capsys.readouterr().out
     assert len(store.list_jobs()) == 1
     store.close()
 

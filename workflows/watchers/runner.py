@@ -184,7 +184,7 @@ class Watchers:
                 return Turn(rule.name, decision)
             job = self._ledger.start(rule.name, planned, new, self._account.seal(new.id), rule.budget)
         except QuotaError as error:
-            waits = Skip(planned.subject, planned.set_id[:40], error.code, str(error))
+            waits = Skip(planned.subject, planned.set_id[:40], error.code, str(error).removeprefix(f"{error.code}: "))
             self._ledger.skip(rule.name, [*decision.skips, waits])
             return Turn(rule.name, decision, error=error)
         except HubmergeError as error:

@@ -152,7 +152,7 @@ def _unreadable(rule: AgentRule, hub: Hub, name: str, found: Candidate | None, e
     if isinstance(error, HubUnavailableError):
         hub.repo_state(rule.base.id, rule.base.revision)
     sha, private = (found.sha, found.private) if found else ("", False)
-    return Facts(id=name, sha=sha, private=private, code=error.code, text=str(error))
+    return Facts(id=name, sha=sha, private=private, code=error.code, text=str(error).removeprefix(f"{error.code}: "))
 
 
 def _as_named(rule: AgentRule, name: str, facts: Facts) -> Facts:
