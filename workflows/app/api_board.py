@@ -70,7 +70,7 @@ def board_endpoints(source: DatasetBoard) -> tuple[Callable[..., Any], ...]:
         values = {"suite": found.suite, "q": search, "skills": skills or "", **filters}
         wanted = asked(board, urlencode({name: value for name, value in values.items() if value}))
         if wanted.wrong:
-            step = f"The columns are {', '.join(wanted.every)}." if sort else ""
+            step = f"The columns are {', '.join(wanted.every)}." if sort and not wanted.query.sort else ""
             got = " ".join(wanted.wrong)[:500]
             raise ResultError("the leaderboard cannot be asked this", got=got, next_step=step)
         rows = matching(found, wanted.query)
