@@ -38,7 +38,7 @@ from workflows.watchers.rules import MAX_RULE_BYTES
 
 ALL, NAMED, BEST = "all", "fixed", "best"
 _WHICH = (("All that match", ALL), ("These, by name", NAMED), ("The best of the leaderboard", BEST))
-_LINEAGE = (("Fine-tunes", "finetune"), ("Adapters", "adapter"), ("Both", "any"))
+_LINEAGE = (("Fine-tunes", "finetune"), ("Adapters", "adapter"), ("Any", "any"))
 _BEST, _PER_DAY = 3, 3
 _MORE = "min_agents: 3\nagents: {max_parameters: 10B, exclude: [org/agent]}\nrecipe: {parameters: {r: 0.1}}"
 _OWN = {"name", "owner", "base", "agents", "recipe", "join", "target", "private", "suite", "budget"}

@@ -203,7 +203,7 @@ _REASONS = {  # of one model or set that was left out; docs/watchers.md lists th
     "E_GATED": "gated",
     "E_SOURCE": "not to be found",
     "E_HUB": "not to be read at the moment",
-    "E_RECIPE": "under a license that leaves a choice open",
+    "E_RECIPE": "under a license with which the rule may not merge",
     "E_TARGET_EXISTS": "whose result would have a name that is taken",
     **dict.fromkeys(("E_CORRUPT", "E_FORMAT", "E_HEADER", "E_INDEX"), "with files that cannot be read"),
 }

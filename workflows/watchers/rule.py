@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from hubmerge.evaluation.suites import SUITES
 from hubmerge.hub.names import is_hub_id
 from hubmerge.methods import registry as methods
+from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import MAX_AGENTS, Recipe
 
@@ -71,6 +72,12 @@ def _suite(value: str | None) -> str | None:
     return value
 
 
+def _license(value: str | None) -> str | None:
+    if value is not None and value.strip().lower() not in (*KNOWN, "other"):  # every agent would be left out for it
+        raise ValueError("no license that a merge can carry; write an id of the Hub's list, such as mit, or `other`")
+    return value
+
+
 Repo = Annotated[str, Field(max_length=200), AfterValidator(_repo)]
 Amount = Annotated[int, BeforeValidator(_amount), Field(ge=1, le=10**15)]
 _WORD = r"^[A-Za-z0-9][\w.:/\-+]{0,199}$"
@@ -95,7 +102,7 @@ class RuleHead(Strict):
     base: Annotated[ModelName, BeforeValidator(_base)]
     target: str = Field(max_length=200)
     private: bool = False
-    license: str | None = Field(default=None, max_length=100)  # the owner's choice where the parents leave it open
+    license: Annotated[str | None, AfterValidator(_license)] = None  # the owner's choice; None: the parents'
     suite: Annotated[str | None, AfterValidator(_suite)] = None  # to evaluate with
     budget: int = Field(ge=1, le=100)  # merges per day (UTC)
 
@@ -180,7 +187,7 @@ class Join(Strict):
             return {}
         if isinstance(value, Join) or (isinstance(value, Mapping) and set(value) in ({"fixed"}, {"best"})):
             return value
-        raise ValueError("write `all`, `fixed: [org/agent, …]` or `best: N`")
+        raise ValueError("write `all`, `{fixed: [org/agent, …]}` or `{best: N}`")
 
 
 class AgentRule(RuleHead):

@@ -96,6 +96,8 @@ def test_a_rule_is_read_as_it_is_written() -> None:
         ({"min_agents": 1}, "min_agents", "at least 2"),
         ({"suite": "../x"}, "suite", "there is no such suite"),
         ({"suite": "maths"}, "suite", "there are zoo, math, "),
+        ({"license": "apache 2"}, "license", "an id of the Hub's list"),
+        ({"license": ""}, "license", "an id of the Hub's list"),
         ({"recipe": {"method": "fisher"}}, "recipe", "calibration: fisher weighs"),
         ({"private": "yes"}, "private", "true or false"),
         ({"budgets": 3}, "budgets", "no such key: budgets"),
