@@ -239,8 +239,8 @@ def _done_merges(store: Store, default_suite: str | None) -> Iterator[tuple[str,
 def suite_of(payload: Mapping[str, Any], result: Mapping[str, Any], default_suite: str | None) -> str | None:
     """The suite that a finished merge is evaluated with; None: with none.
 
-    It is the one that its rule or its user named; else `default_suite`, unless the merge is private, since its scores
-    would be public, or writes no text.
+    It is the one that its rule or its user named; else `default_suite`, unless the merge is a rule's, or private, since
+    its scores would be public, or writes no text.
     """
-    passed_over = payload.get("private") or result.get("use", "") not in _WRITES_TEXT
+    passed_over = payload.get("watcher") or payload.get("private") or result.get("use", "") not in _WRITES_TEXT
     return payload.get("suite") or (None if passed_over else default_suite)

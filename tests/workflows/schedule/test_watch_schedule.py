@@ -167,16 +167,17 @@ def test_an_evaluation_that_failed_without_a_record_is_due_again_hours_later(ben
     assert bench.store.get(job.id).state is State.QUEUED
 
 
-def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_ones_are_not(bench: Bench) -> None:
+def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_and_watched_are_not(bench: Bench) -> None:
     bench.merge("open", suite=None)
     bench.merge("hidden", suite=None, private=True)
+    bench.merge("watched", suite=None, watcher="without a suite")
     bench.merge("sees-pictures", suite=None, use="image-classification")
     assert bench.tick() == 0
     assert bench.evaluations() == []
     bench.board.default_suite = "math"
     bench.tick()
     assert ("ada/open", f"{4:040x}") in bench.asked()
-    assert {"ada/hidden", "ada/sees-pictures"}.isdisjoint(model for model, _ in bench.asked())
+    assert {"ada/hidden", "ada/watched", "ada/sees-pictures"}.isdisjoint(model for model, _ in bench.asked())
     assert {job.payload["suite"] for job in bench.evaluations()} == {"math"}
 
 
