@@ -1,7 +1,8 @@
 """The board for other programs: JSON with everything, CSV with a line per row. docs/leaderboard.md has the schema.
 
 A spreadsheet runs a cell that begins with = + - @ (or a tab or line break before them) as a formula, so foreign text
-that does gets a quote in front, in headings too. Numbers are written as numbers.
+that does gets a quote in front, in headings too, and so does what follows a semicolon or a line break in it: where the
+comma is the decimal sign, these end a cell. Numbers are written as numbers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +19,8 @@ from hubmerge.output.scores import Estimate
 
 SCHEMA = 3
 _OF_TASKS = ("samples", "truncated", "few_shot", "task_version", "dataset", "dataset_revision")
-_FORMULA = tuple("=+-@\t\r\n＝＋－＠")
+# where one would begin; not at a number further on in a list
+_FORMULA = re.compile(r"(^|;(?! -[\d.e-]+(?:;|$)))(?= *[=+\-@\t\r\n＝＋－＠])", re.MULTILINE)
 
 
 def board_json(board: Board) -> str:
@@ -169,6 +172,4 @@ def flag_text(flag: RowFlag) -> str:
 def _cell(value: Any) -> Any:
     if value is None:
         return ""
-    if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA):
-        return f"'{value}"
-    return value
+    return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value

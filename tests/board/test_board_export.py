@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -20,7 +21,7 @@ from hubmerge.board.values import Flag
 from hubmerge.output.card_scores import scores_view
 from workflows.app.model_panels import score_sections
 
-FORMULAS = ("=HYPERLINK(1)", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", "  =1", "＝1")
+FORMULAS = ("=HYPERLINK(1)", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", "  =1", "＝1", "mit;=1+1;", "mit; -A1")
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
@@ -32,10 +33,10 @@ def test_no_cell_of_the_csv_begins_a_formula(text: str) -> None:
     facts = {"author": text, "license": text, "method": text, "method_parameters": {"a": text}}
     suite = build_board([result("org/odd", "9", {text: 0.5, "math": 0.25}, facts=facts)]).suites[0]
     lines = list(csv.reader(io.StringIO(suite_csv(suite))))
-    cells = [cell for line in lines for cell in line]
+    cells = [part for line in lines for cell in line for part in re.split("[;\n]", cell)]
     assert not [c for c in cells if c.lstrip(" ")[:1] in tuple("=+-@\t\r\n＝＋－＠") and c]
-    assert f"'{text}" in lines[0]
-    assert f"'{text}" in lines[1]
+    for line in lines:
+        assert text in [cell.replace("'", "") for cell in line]
 
 
 def test_the_reason_of_a_flag_ends_no_line_of_the_csv() -> None:
@@ -49,12 +50,12 @@ def test_the_reason_of_a_flag_ends_no_line_of_the_csv() -> None:
 
 def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:
     *others, last = family()
-    facts = last.facts.model_copy(update={"effective_scales": (1.02, 1.1000001)})
+    facts = last.facts.model_copy(update={"effective_scales": (1.02, -1.1000001)})
     board = build_board([*others, last.model_copy(update={"facts": facts})])
     rows = {r["model"]: r for r in rows_of(suite_csv(board.suites[0]))}
     merge, base = rows["org/merge"], rows["org/base"]
     assert float(merge["instruction_change"]) == pytest.approx(-0.05)
-    assert merge["effective_scales"] == "1.02; 1.1000001"
+    assert merge["effective_scales"] == "1.02; -1.1000001"
     assert merge["instruction_change"].startswith("-")
     assert (merge["math"], merge["skills_kept"], merge["skills_of_parents"]) == ("0.66", "2", "2")
     assert float(merge["gain_kept"]) == pytest.approx(0.995)
