@@ -23,6 +23,7 @@ from hubmerge.errors import HubmergeError, SourceNotFoundError
 from hubmerge.hub.errors import UNREADABLE
 from hubmerge.output.plan_words import plan_summary
 from hubmerge.plan.licenses import strictest
+from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.text.markdown import size
 from workflows.app.format import bytes_text, diff_href, duration_text, el, join, repo_link
 from workflows.app.lanes import in_thread
@@ -99,7 +100,7 @@ def inspect_form(
     """
     if not base and not agents:
         return Inspection(verdict("wait", "Choose models to begin"), EMPTY, _NO_ADVICE, "", False, refused=True)
-    advice = advise(base, agents, service, visitor)
+    advice = advise(base, agents, service, visitor) if len(agents) <= MAX_AGENTS else _NO_ADVICE
     try:
         if isinstance(recipe, HubmergeError):
             raise recipe

@@ -100,7 +100,8 @@ def read_address(query: QueryParams, endpoint: str) -> tuple[dict[str, Any], str
         if len(numbers) == len(recipe["agents"]) and all(map(math.isfinite, numbers)):
             recipe["agents"] = [{"model": m, "weight": w} for m, w in zip(recipe["agents"], numbers, strict=True)]
         else:
-            wrong("weight", "the weights are no number for each agent", f"{len(recipe['agents'])} numbers")
+            wanted = len(recipe["agents"])
+            wrong("weight", "the weights are no number for each agent", f"{wanted} number{'s' * (wanted != 1)}")
     for key, known in (("dtype", DTYPES[1:]), ("rounding", ROUNDINGS[1:])):
         if value := _first(query, key):
             if value in known:

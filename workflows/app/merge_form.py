@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import gradio as gr
@@ -203,7 +203,7 @@ def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
     for name in specs.keys() & set(agents):
         own[name] = {"calibration": specs[name], **own.get(name, {})}
     recipe["agents"] = []
-    for name, weight in zip(agents, weights, strict=False):
+    for name, weight in zip_longest(agents, weights[: len(agents)]):  # too many are told, not left out
         settings = {**({} if weight is None or weight == 1 else {"weight": weight}), **own.get(name, {})}
         recipe["agents"].append({"model": name, **settings} if settings else name)
     return {**recipe, "seed": recipe.get("seed", 0), **beyond}
@@ -252,7 +252,7 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
 
     What it says beyond the fields goes into the box of YAML. A fold opens where something in it is not as usual.
     """
-    agents = list(recipe.get("agents") or ())[:MAX_AGENTS]
+    agents = list(recipe.get("agents") or ())
     names = [_name_of(agent) for agent in agents]
     own = {_name_of(agent): dict(agent) for agent in agents if isinstance(agent, Mapping)}
     weights, data = {}, {}
@@ -313,16 +313,16 @@ def _name_of(agent: Any) -> str:
 
 
 def weight_updates(names: Sequence[str], weights: Mapping[str, float]) -> list[Any]:
-    """One number per agent, labelled with it; the others are hidden."""
+    """One number per agent, labelled with it, as far as there are any; the others are hidden."""
     labels = {name: name if len(name) <= 60 else "…" + name[-59:] for name in names}
-    shown = [gr.update(label=labels[name], value=weights.get(name, 1.0), visible=True) for name in names]
+    shown = [gr.update(label=labels[name], value=weights.get(name, 1.0), visible=True) for name in names[:MAX_AGENTS]]
     return [*shown, *(gr.update(value=1.0, visible=False) for _ in range(MAX_AGENTS - len(names)))]
 
 
 def reweight(names: Sequence[str] | None, before: Sequence[str] | None, *weights: Any) -> list[Any]:
     """After the agents changed: each keeps its weight, a new one has 1."""
     known = {n: w for n, w in zip(before or (), weights, strict=False) if isinstance(w, int | float)}
-    now = [str(n) for n in names or ()][:MAX_AGENTS]
+    now = [str(n) for n in names or ()]
     return [now, *weight_updates(now, known)]
 
 

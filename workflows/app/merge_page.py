@@ -18,7 +18,7 @@ import gradio as gr
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.file import recipe_from_yaml
-from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
+from hubmerge.recipe.recipe import MAX_RECIPE_BYTES
 from hubmerge.text.plain_yaml import dump_plain_yaml
 from workflows.app import merge_form
 from workflows.app import merge_script as script
@@ -262,7 +262,7 @@ def _wire_form(form: merge_form.MergeForm, service: Service, lanes: Lanes) -> An
 
     def named(base: str | None, agents: list[str] | None) -> list[Any]:
         first, *others = names_in([base or ""], service.endpoint) or [""]
-        now = names_in([*(agents or ()), *others], service.endpoint)[:MAX_AGENTS]
+        now = names_in([*(agents or ()), *others], service.endpoint)
         return [gr.skip() if first == (base or "") else gr.update(value=first), gr.skip() if now == agents else now]
 
     naming = gr.Button("Name the models", visible="hidden", elem_id="name-models")

@@ -7,8 +7,6 @@ with the address that stands for them, and nothing before the page has filled it
 
 from __future__ import annotations
 
-from hubmerge.recipe.recipe import MAX_AGENTS
-
 PAUSE_MS = 700  # from the last change to the inspection
 
 # The variants of an address stay in it when the form is written there anew.
@@ -91,10 +89,10 @@ CHOSEN = """(base, agents) => {
 TICKED = "(agents, offered) => [(offered || []).filter((name) => (agents || []).includes(name))]"
 
 # The agents after one of the offered was ticked or unticked; the order of the others is kept.
-WITH_TICKED = f"""(agents, offered, ticked) => {{
+WITH_TICKED = """(agents, offered, ticked) => {
   const kept = (agents || []).filter((name) => ticked.includes(name) || !(offered || []).includes(name));
-  return [[...kept, ...ticked.filter((name) => !kept.includes(name))].slice(0, {MAX_AGENTS})];
-}}"""
+  return [[...kept, ...ticked.filter((name) => !kept.includes(name))]];
+}"""
 
 # Suite, owner, name and visibility change nothing of what is inspected. A second inspection waits for the first.
 KEEP = f"""(...values) => {{

@@ -22,7 +22,6 @@ from markupsafe import Markup
 from hubmerge.errors import RuleError
 from hubmerge.methods import registry
 from hubmerge.plan.licenses import KNOWN
-from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from workflows.app.format import el
 from workflows.app.forms import holds
@@ -158,7 +157,7 @@ def fill(rule: Mapping[str, Any]) -> list[Any]:
         if left := {k: v for k, v in table_of(rule, key).items() if k not in known}:
             more[key] = left
     which = next((kind for kind in (NAMED, BEST) if kind in chosen), ALL)
-    base, names = str(rule.get("base") or ""), [str(name) for name in list_of(chosen, NAMED)][:MAX_AGENTS]
+    base, names = str(rule.get("base") or ""), [str(name) for name in list_of(chosen, NAMED)]
     lineage, method = agents.get("lineage"), recipe.get("method")
     return [
         gr.update(value=base or None, choices=[base] if base else []),

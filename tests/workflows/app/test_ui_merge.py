@@ -152,6 +152,8 @@ def test_a_recipe_that_is_half_there_fills_what_it_has_and_one_of_a_later_versio
     assert "y" not in [held(update, None) for update in updates]
     recipe = {"base": "org/base", "agents": ["org/a"], "method": "fisher", "of_a_later_version": [1]}
     assert recipe_of(filled_with(recipe)[:-1])["of_a_later_version"] == [1]
+    many = {**recipe, "agents": [f"org/a{k}" for k in range(40)]}
+    assert recipe_of(filled_with(many)[:-1])["agents"] == many["agents"]  # all, for the check to refuse
 
 
 @pytest.mark.parametrize(
@@ -452,7 +454,7 @@ def test_models_of_an_address_may_be_addresses_of_the_hub_each_with_its_weight_n
     assert recipe["agents"] == [{"model": "org/a", "weight": 0.5}, {"model": "org/b", "weight": 2}]
     assert problems == ()
     recipe, _, [problem] = read_address(QueryParams("agent=org/a&agent=org/a&weight=1&weight=2"), HUB)
-    assert (recipe["agents"], problem.expected) == (["org/a"], "1 numbers")
+    assert (recipe["agents"], problem.expected) == (["org/a"], "1 number")
     recipe, _, [problem] = read_address(QueryParams([("agent", f"org/a{k}") for k in range(40)]), HUB)
     assert (len(recipe["agents"]), problem.what) == (32, "the address names 40 agents")
     shown = {"base": "org/base", "agents": ["org/a"], "method": "ties", "parameters": {"density": 0.3}}

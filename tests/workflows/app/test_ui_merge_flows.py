@@ -546,6 +546,15 @@ def with_a_text_that_is_no_name(page: Any) -> None:
     page.keyboard.press("Escape")
 
 
+def with_more_than_a_merge_takes(page: Any) -> None:
+    page.locator("#agents input").first.focus()
+    page.keyboard.insert_text(" ".join(f"org/a{k}" for k in range(40)))
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    page.wait_for_function(_TOKENS, arg=42)
+    shown(page, "#verdict", "There are more than 32 agents")
+
+
 def test_a_merge_page_at_rest_asks_the_server_for_nothing_however_its_form_was_filled(site: Site) -> None:
     page = site.open("about:blank", "ada")
     errors, asked = errors_of(page), list[str]()
@@ -555,6 +564,7 @@ def test_a_merge_page_at_rest_asks_the_server_for_nothing_however_its_form_was_f
         (f"{FILLED}&method=ties&also=ram&vary=density:0.2,0.5", as_it_is, FIT),
         (f"{FILLED}&method=sar", as_it_is, "cannot be merged"),
         (FILLED, with_a_text_that_is_no_name, "cannot be merged"),
+        (FILLED, with_more_than_a_merge_takes, "cannot be merged"),
     ):
         gone_to(page, site, query)
         page.wait_for_function("window.hm?.opened")
