@@ -88,7 +88,7 @@ def build_app(
         "watchers": lambda: watchers_page(demo, service, lanes, settings, watchers),
     }
     if board is not None:
-        bodies["leaderboard"] = leaderboard_page
+        bodies["leaderboard"] = lambda: leaderboard_page(measures=bool(service.suites))
     pages = pages_of(board)
     for page in pages:
         with demo.route(page.name, page.path, show_in_navbar=False) if page.path else demo:

@@ -302,6 +302,6 @@ def comparison(rows: Sequence[Row], suite: SuiteBoard) -> Markup:
 
 
 def _best(values: Sequence[float | None], texts: Sequence[str]) -> list[object]:
-    known = [v for v in values if v is not None]
-    best = max(known, default=None)
-    return [el("strong", t) if v is not None and v == best else t for v, t in zip(values, texts, strict=True)]
+    shown = [None if v is None else round(100 * v, 1) for v in values]  # in percent, as the texts have them
+    best = max((s for s in shown if s is not None), default=None)
+    return [el("strong", t) if s is not None and s == best else t for s, t in zip(shown, texts, strict=True)]

@@ -32,6 +32,7 @@ from workflows.app.panels import header, problems_panel
 
 _OWN = ("offset", "limit")
 _JSON = "application/json"
+_MARK = {"x-hubmerge": "board"}  # by which the script tells the board from a page of whoever hosts this one
 
 _JS = """
 const root = element.querySelector('.hm-board') || element;
@@ -44,6 +45,7 @@ const show = async (search, keep) => {
   let html;
   try {
     const answer = await fetch('board/page' + search);
+    if (!answer.headers.has('x-hubmerge')) throw new Error(answer.status);
     html = await answer.text();
   } catch { if (mine === asked) root.textContent = status; return; }
   finally { if (mine === asked) root.removeAttribute('aria-busy'); }
@@ -77,10 +79,11 @@ show(location.search, false);
 """
 
 
-def leaderboard_page() -> None:
+def leaderboard_page(*, measures: bool) -> None:
+    """`measures`: models are measured here, so that somebody can ask for it."""
     ask = el("p", link(evaluate_href(), "Submit a model"), ", or see what is being measured.")
     about = "How much merges keep of their parents' skills, measured on held-out questions."
-    html(join(header("Leaderboard", about), ask))
+    html(join(header("Leaderboard", about), ask if measures else None))
     html(el("div", LOADING, cls="hm-board"), "leaderboard", card=True, js_on_load=_JS, padding=True)
 
 
@@ -91,8 +94,8 @@ def board_routes(source: DatasetBoard) -> list[BaseRoute]:
         try:
             board = source.board()
         except HubmergeError as error:
-            return HTMLResponse(str(problems_panel(error, "The leaderboard cannot be shown")), status_code=503)
-        return HTMLResponse(str(board_view(board, asked(board, request.url.query), source.url)))
+            return HTMLResponse(str(problems_panel(error, "The leaderboard cannot be shown")), 503, _MARK)
+        return HTMLResponse(str(board_view(board, asked(board, request.url.query), source.url)), headers=_MARK)
 
     def of_board(answer: Callable[[Board, Request], Response]) -> Callable[[Request], Response]:
         def answered(request: Request) -> Response:

@@ -7,6 +7,7 @@ import io
 import re
 from typing import Any
 
+import gradio as gr
 import httpx
 import pytest
 from board_helpers import HOSTILE, PARENTS, family, parent, result, sha
@@ -20,6 +21,7 @@ from workflows.app.board_chart import chart_table, score_chart
 from workflows.app.board_query import MAX_LINES, ROWS_A_PAGE, BoardQuery, asked, matching
 from workflows.app.board_table import VIEWS, columns, skills_text
 from workflows.app.board_view import board_view, comparison, refused_panel
+from workflows.app.leaderboard_page import leaderboard_page
 from workflows.app.model_panels import lineage_section, model_head, score_sections, statistics_section
 
 
@@ -155,6 +157,10 @@ def test_filters_chart_and_comparison_are_addresses_that_a_phone_shows_too(url: 
     page.keyboard.press("Enter")
     page.locator("#leaderboard [aria-busy]").wait_for(state="detached")
     assert page.evaluate("document.activeElement.id") == "show"
+    asleep = {"status": 503, "content_type": "text/html", "body": "<html><h1>Asleep</h1></html>"}
+    page.route("**/board/page*", lambda route: route.fulfill(**asleep))
+    page.keyboard.press("Enter")
+    assert shown(page, "#leaderboard", "The leaderboard could not be loaded").locator("h1").count() == 0
 
 
 # --- files -----------------------------------------------------------------------------------------------
@@ -185,6 +191,7 @@ def test_a_board_that_cannot_be_had_is_no_broken_page(url: str, source: FakeBoar
     for path in ("board.json", "board/trio.csv", "board/page"):
         answer = httpx.get(f"{url}/{path}")
         assert answer.status_code == 503
+    assert answer.headers["x-hubmerge"] == "board"  # else its script would not show it
     assert ("&lt;img src=x" in answer.text, "<img" in answer.text) == (True, False)
 
 
@@ -197,6 +204,20 @@ def long_board() -> Board:
 
 def view_of(board: Board, query: str) -> str:
     return str(board_view(board, asked(board, query), ""))
+
+
+@pytest.mark.parametrize("measures", [True, False])
+def test_the_page_leads_to_an_evaluation_where_models_are_measured(measures: bool) -> None:
+    with gr.Blocks() as demo:
+        leaderboard_page(measures=measures)
+    told = "".join(str(getattr(block, "value", "")) for block in demo.blocks.values())
+    assert ("Submit a model" in told) is measures
+
+
+def test_values_that_look_equal_are_equally_good_in_a_comparison() -> None:
+    scores = {"org/a": 0.50001, "org/b": 0.50002, "org/c": 0.4}
+    [suite] = build_board([result(name, "a", {"math": score}) for name, score in scores.items()]).suites
+    assert comparison(suite.rows, suite).count("<strong>50.0 (") == 2
 
 
 @pytest.mark.parametrize("view", VIEWS)
