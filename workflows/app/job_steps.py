@@ -207,6 +207,7 @@ def log_panel(view: JobView) -> Markup | None:
     """What happened, folded: every step with its time and how long it took, warnings, and attempts."""
     if not view.log:
         return None
+    form = "%H:%M:%S" if len({line.time[:10] for line in view.log}) == 1 else "%Y-%m-%d %H:%M:%S"
     rows = []
     for k, line in enumerate(view.log):
         words = _said(line, view)
@@ -215,7 +216,7 @@ def log_panel(view: JobView) -> Markup | None:
         after = next((later.time for later in view.log[k + 1 :] if later.kind != "warning"), None)
         begin, end = moment(line.time), moment(after)
         took = duration_text((end - begin).total_seconds()) if line.kind == "stage" and begin and end else ""
-        rows.append((el("time", f"{begin:%H:%M:%S}" if begin else "", datetime=line.time), coded(words), took))
+        rows.append((el("time", f"{begin:{form}}" if begin else "", datetime=line.time), coded(words), took))
     return fold("What happened so far", table(("At (UTC)", "What", "Took"), rows), cls="hm-section")
 
 

@@ -329,6 +329,10 @@ def test_the_log_tells_steps_attempts_and_warnings_in_words_and_escapes_them() -
     assert ">1 min 5 s<" in head  # reading, the warning within it included
     assert "It began again, attempt 2." in head
     assert "<img" not in head
+    begun = f"{BEGUN + timedelta(seconds=1):%H:%M:%S}</time>"
+    assert f">{begun}" in head
+    overnight = (*log, LogLine((BEGUN + timedelta(days=1)).isoformat(), "done"))
+    assert f">{BEGUN:%Y-%m-%d} {begun}" in head_of("running", log=overnight)
 
 
 SCORINGS = (
