@@ -93,8 +93,8 @@ class Service:
         self._longest_s = None if settings.zero_gpu else settings.merge_hours * 3600  # of a lent GPU nothing is known
         self._store = store
         self._vault = vault
-        self._trail = Trail(store, suite=settings.suite)
         self._requests = requests if settings.token is not None else None
+        self._trail = Trail(store, suite=settings.suite, measures=self._requests is not None)
         self._identities = KeptAnswers[Identity](_IDENTITY_S)
         self._facts = KeptAnswers[ModelFacts](_FACTS_S)
 

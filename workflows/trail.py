@@ -21,9 +21,11 @@ _ASKED = 20  # earlier ones, from which a stage's usual time is taken
 class Trail:
     """Makes views of jobs."""
 
-    def __init__(self, store: Store, *, suite: str | None) -> None:
+    def __init__(self, store: Store, *, suite: str | None, measures: bool) -> None:
+        """`measures`: merges are evaluated here, with `suite` where nothing else is said."""
         self._store = store
         self._suite = suite
+        self._measures = measures
 
     def view(self, job: Job, *, own: bool, in_full: bool = True) -> JobView:
         """What a page shows of a job; what only its owner may know where it is the visitor's `own`.
@@ -82,7 +84,7 @@ class Trail:
 
         `in_full`: with the places in the queue.
         """
-        if job.kind != "merge" or job.state is not State.DONE or not job.result:
+        if not self._measures or job.kind != "merge" or job.state is not State.DONE or not job.result:
             return ()
         pins = [("merge", str(job.result.get("repo", "")), str(job.result.get("commit", "")))]
         pins += pinned_models(table_of(job.payload, "recipe"))

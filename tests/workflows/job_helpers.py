@@ -102,10 +102,10 @@ def visitor(hub: LocalHubProcess, name: str, **more: Any) -> Visitor:
     return Visitor(name, hub.tokens[name], (name,), **more)
 
 
-def service_of(endpoint: str, store: Store, **settings: Any) -> Service:
+def service_of(endpoint: str, store: Store, requests: Any = None, **settings: Any) -> Service:
     """The service of an app whose secret is "test secret"."""
     configured = Settings(endpoint=endpoint, secret="test secret", **settings)
-    return Service(configured, store, TokenVault.from_settings(configured))
+    return Service(configured, store, TokenVault.from_settings(configured), requests)
 
 
 def claim(store: Store, owner: str = "w1") -> Job:

@@ -32,7 +32,7 @@ def evaluation(model: str, sha: str = SHA, suite: str = "zoo") -> NewJob:
 
 
 def view_of(store: Store, name: str, visitor: Visitor | None = None) -> JobView:
-    return service_of(NOWHERE, store, suite="zoo").job(job_id(name), visitor)
+    return service_of(NOWHERE, store, "what evaluates", token="of the bot", suite="zoo").job(job_id(name), visitor)
 
 
 def publish(store: Store, name: str, use: str = "text-generation", **payload: Any) -> None:
@@ -73,7 +73,9 @@ def test_a_merge_that_nobody_evaluates_promises_no_scores(store: Store) -> None:
     publish(store, "plain")
     publish(store, "classifier", use="text-classification")
     assert view_of(store, "hidden", ann).evaluations == view_of(store, "classifier").evaluations == ()
-    assert Trail(store, suite=None).view(store.get(job_id("plain")), own=False).evaluations == ()
+    assert Trail(store, suite=None, measures=True).view(store.get(job_id("plain")), own=False).evaluations == ()
+    assert len(view_of(store, "plain").evaluations) == 3
+    assert service_of(NOWHERE, store, suite="zoo").job(job_id("plain"), None).evaluations == ()
     store.submit(evaluation("ann/hidden", SHA, "math"))  # its owner has it measured
     assert [s.state for s in view_of(store, "hidden", ann).evaluations] == ["queued", "waiting", "waiting"]
 

@@ -117,13 +117,16 @@ class WatcherSource:
         elif state is not None and state.code is not None:
             # an error may name a private repo
             problem = {"code": state.code, "message": state.text if own else "only its owner may see the reason"}
+        about = registry()[rule.watch]().about(rule)
+        if rule.suite and not self._watchers.measures:
+            about += " Its merges are not evaluated, since this site has no results dataset."
         next_look = None
         if self._every_s is not None and self._watchers.polled is not None:
             next_look = self._watchers.polled + timedelta(seconds=self._every_s)
         return WatcherView(
             name=rule.name,
             owner=rule.owner,
-            about=registry()[rule.watch]().about(rule),
+            about=about,
             target=rule.target,
             suite=rule.suite,
             private=rule.private,

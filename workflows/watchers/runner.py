@@ -77,6 +77,7 @@ class Watchers:
         self._turn = threading.Lock()
         self._asked: set[str] = set()  # rules whose owner wants a turn now
         self.polled: datetime | None = None  # when the last round of all rules began; UTC
+        self.measures = requests is not None
 
     def acts_for(self, user: str) -> bool:
         """Whether the bot's account is this user's, so that the rules are."""
@@ -195,6 +196,8 @@ class Watchers:
                 self._ledger.forget(rule.name, planned)
             return Turn(rule.name, decision, error=error)
         if job is not None:
+            if rule.suite and not self.measures:
+                log.warning("rule %s: nothing is evaluated here, since HUBMERGE_RESULTS is not set", rule.name)
             log.info("rule %s: job %s merges %s to %s", rule.name, job.id[:12], planned.subject, planned.target)
         return Turn(rule.name, decision, job)
 
