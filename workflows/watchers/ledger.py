@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, or_, select
@@ -100,8 +101,9 @@ class Ledger:
         """Queue the merge of a set, at most once ever and within the budget; None where it was queued before, or where
         the rule was paused meanwhile.
 
-        A set whose job was given up for a passing reason is queued again, whoever had started it. Any other job that a
-        person has started stands for the set. QuotaError when the owner has too many jobs under way.
+        A set whose job was given up for a passing reason is queued again, and for whatever reason where another user
+        had started it, since the owner cannot. Any other job that a person has started stands for the set. QuotaError
+        when the owner has too many jobs under way.
         """
         with self._store.writing() as change:
             connection = change.connection
@@ -115,7 +117,7 @@ class Ledger:
             ):
                 return None
             limit = self._store.jobs_per_user
-            job = change.submit(new, token, limit, again=_may_go_on)
+            job = change.submit(new, token, limit, again=partial(_may_go_on, owner=new.user))
             self._record(connection, rule, planned, job_id=job.id)
             return job
 
@@ -225,14 +227,15 @@ def _is_paused(connection: Connection, rule: str) -> bool:
     return connection.execute(select(PAUSES.c.rule).where(PAUSES.c.rule == rule)).scalar() is not None
 
 
-def _may_go_on(job: Job) -> bool:
-    """Whether a job failed for a reason that passes: the Hub was away for days, the disk was full, a model was hidden
-    for a while."""
+def _may_go_on(job: Job, owner: str) -> bool:
+    """Whether a job that was given up is somebody else's, or failed for a reason that passes: the Hub was away for
+    days, the disk was full, a model was hidden for a while."""
     error = job.error
-    return job.state is State.FAILED and error is not None and (error.retryable or error.code in OF_ACCESS)
+    passes = job.state is State.FAILED and error is not None and (error.retryable or error.code in OF_ACCESS)
+    return passes or (job.state in (State.FAILED, State.CANCELLED) and job.user != owner)
 
 
 def _given_up(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
-    """`_may_go_on` in SQL."""
+    """Whether a job failed for a reason that passes, in SQL."""
     passes = or_(JOBS.c.error["retryable"].as_boolean(), JOBS.c.error["code"].as_string().in_(OF_ACCESS))
     return job_id.in_(select(JOBS.c.id).where(JOBS.c.state == State.FAILED, passes))

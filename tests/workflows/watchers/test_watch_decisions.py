@@ -454,10 +454,16 @@ def test_a_job_that_a_person_started_is_taken_over_not_doubled(ledger: Ledger, s
     assert store.sealed_token(mine.id) is None  # whose token acts was decided when it was submitted
 
 
-def test_another_user_s_job_that_was_given_up_goes_on_as_the_rule_s(ledger: Ledger, store: Store) -> None:
+@pytest.mark.parametrize("code", ["E_LOGIN", "E_NONFINITE", None])
+def test_another_user_s_job_that_was_given_up_goes_on_as_the_rule_s(
+    ledger: Ledger, store: Store, code: str | None
+) -> None:
     merge = planned(1, 2)
-    store.submit(job_of(merge, "bob"), SealedToken("of bob", None))
-    ended(store, JobError(code="E_LOGIN", message="the sign-in is over"))
+    theirs = store.submit(job_of(merge, "bob"), SealedToken("of bob", None))
+    if code is None:
+        store.request_cancel(theirs.id, "bob")
+    else:
+        ended(store, JobError(code=code, message="the sign-in is over, or an agent holds NaN"))
     started = ledger.start("watch", merge, job_of(merge), TOKEN, 5)
     assert (started.id, started.state, started.user) == (merge.set_id, State.QUEUED, "ada")
     assert store.sealed_token(started.id) == TOKEN

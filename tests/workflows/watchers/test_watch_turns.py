@@ -35,7 +35,7 @@ from workflows.watchers.rules import rule_data
 
 
 def test_a_poll_finds_the_agents_and_queues_one_merge_with_its_owner_s_token_sealed(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess
+    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     base, (first, second) = agents.family(2)
     bot = bot_for(rule_for(base, suite="zoo", recipe={"method": "ties", "seed": 7}))
@@ -54,6 +54,8 @@ def test_a_poll_finds_the_agents_and_queues_one_merge_with_its_owner_s_token_sea
     for _ in range(3):
         assert one(bot.watchers.poll()).job is None
     assert len(jobs(bot)) == 1
+    assert caplog.text.count("nothing is evaluated here") == 1
+    assert "not evaluated" in bot.source.watchers(None)[0].about
 
 
 def test_a_rule_of_another_user_does_not_run(bot_for: BotFor) -> None:
@@ -192,7 +194,9 @@ def test_many_new_models_are_read_over_several_looks(
         agents.api.upload_file(path_or_fileobj=b"{}", path_in_repo="adapter_config.json", repo_id=name)
         refuse(monkeypatch, "read_file", name, FormatError("a file is larger than 64 MiB", where=name))
     bot = bot_for(rule_for(base))
-    assert one(bot.watchers.poll()).decision.waiting.startswith("4 models match, and one look reads 2 new ones")
+    turn = one(bot.watchers.poll())
+    assert turn.decision.waiting.startswith("4 models match, and one look reads 2 new ones")
+    assert skipped(turn) == dict.fromkeys(endless, "E_FORMAT")  # of those that were read
     turn = one(bot.watchers.poll())
     assert (joined(turn), skipped(turn)) == (sorted(names[1:]), dict.fromkeys(endless, "E_FORMAT"))  # each read once
     assert "a search gives 4 models; older ones are not seen" in caplog.text

@@ -78,20 +78,19 @@ class AgentsWatcher(Watcher):
         hinted = (name for name in context.hinted if not authors or name.partition("/")[0].lower() in authors)
         names = rule.join.fixed or tuple(dict.fromkeys([*listed, *hinted]))
         candidates: list[Facts] = []
-        budget = NEW_PER_LOOK
+        budget, unread = NEW_PER_LOOK, False
         for name in names:
             found = listed.get(name)
             key, remembered = context.known.get(name, ("", {}))
             present = _key(rule, base, found, remembered.get("code"), context) if found and found.sha else None
             if key == present and name not in context.hinted:
                 facts = Facts.model_validate(remembered)
-            else:
-                if budget == 0:
-                    new = f"{len(names)} models match, and one look reads {NEW_PER_LOOK} new ones"
-                    step = "a watcher reads on next time, and narrower authors or tags leave fewer"
-                    return Decision(waiting=f"{new}; {step}")
+            elif budget:
                 budget -= 1
                 facts = self._read(rule, context, name, found, base, opened, excluded)
+            else:
+                unread = True
+                continue
             named = _as_named(rule, name, facts)
             if {name, facts.id} & context.own or is_own_merge(named, base, rule.owner, context.own_merges):
                 facts = facts.model_copy(update={"own": True})
@@ -102,6 +101,11 @@ class AgentsWatcher(Watcher):
             candidates = list({facts.id: facts for facts in candidates}.values())
         flags = context.flags([base, *candidates])
         base, *candidates = (f.model_copy(update={"flag": flags.get(f.id, "")}) for f in (base, *candidates))
+        if unread:
+            new = f"{len(names)} models match, and one look reads {NEW_PER_LOOK} new ones"
+            step = "a watcher reads on next time, and narrower authors or tags leave fewer"
+            skips = (skip for facts in candidates if (skip := refusal(rule, base, facts)))
+            return Decision(skips=tuple(skips), waiting=f"{new}; {step}")
         if rule.join.fixed:
             candidates = [_as_named(rule, name, facts) for name, facts in zip(names, candidates, strict=True)]
         scores = Scores()
