@@ -146,6 +146,7 @@ class EvaluationRequests:
         self._store = store
         self._account = account
         self.scores = scores
+        self.away: set[str] = set()  # suites with which nothing could be evaluated at the last tick
 
     def key(self, model: str, sha: str, suite: str) -> ScoreKey:
         """The key of the score under the suite's present version; EvaluationError where there is no such suite."""
@@ -195,17 +196,18 @@ def schedule_evaluations(store: Store, requests: EvaluationRequests) -> int:
     merged: dict[ScoreKey, int] = {}
     parents: dict[ScoreKey, int] = {}
     public: set[Pin] = set()
-    missing: set[str] = set()
+    before, requests.away = requests.away, set()
     for suite, private, pins in _done_merges(store, requests.scores.default_suite):
         if not private:
             public.update(pins)
-        if suite in missing:
+        if suite in requests.away:
             continue
         try:
             key, *of_parents = [requests.key(*pin, suite) for pin in pins]
         except HubmergeError as error:  # a suite that is no longer there, or a Hub that is away
-            missing.add(suite)
-            log.warning("nothing is evaluated with %s now: %s", suite, error)
+            requests.away.add(suite)
+            if suite not in before:
+                log.warning("nothing is evaluated with %s now: %s", suite, error)
             continue
         merged[key] = OF_MERGE
         parents |= dict.fromkeys(of_parents, OF_PARENT)

@@ -81,14 +81,16 @@ class Transaction:
         return job
 
     def submit(self, new: NewJob, token: SealedToken | None, limit: int, *, again: Callable[[Job], bool]) -> Job:
-        """Queue a job that is new, or that stands so that `again` wants another attempt; else the job as it stands.
+        """Queue a job that is new, or that stands so that `again` wants another attempt; else the job as it stands,
+        which does not wait longer than `new` would.
 
         QuotaError where `limit` jobs are under way: of the visitor who asked for an evaluation, of an account's own
         evaluations, or of a user's other jobs.
         """
         known = find_job(self.connection, new.id)
         if known is not None and not again(known):
-            return known
+            sooner = known.state is State.QUEUED and new.priority > known.priority
+            return self.update(new.id, priority=new.priority) if sooner else known
         self._check_quota(new, limit)
         ticket = self.connection.execute(select(func.coalesce(func.max(JOBS.c.ticket), 0) + 1)).scalar_one()
         values: dict[str, Any] = {

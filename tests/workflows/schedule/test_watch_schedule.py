@@ -110,7 +110,9 @@ def test_the_identity_of_an_evaluation_by_hand() -> None:
     assert (job.kind, job.payload) == ("evaluate", asked)
 
 
-def test_a_done_merge_is_evaluated_with_its_parents_and_base_once_a_version_of_its_suite(bench: Bench) -> None:
+def test_a_done_merge_is_evaluated_with_its_parents_and_base_once_a_version_of_its_suite(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.merge("failed", state=State.FAILED)
     bench.merge("one")
     bench.merge("gone", suite="old")
@@ -119,6 +121,7 @@ def test_a_done_merge_is_evaluated_with_its_parents_and_base_once_a_version_of_i
     for _ in range(3):
         assert bench.tick() == 0
     assert bench.board.looks == 1  # only where there is no job
+    assert caplog.text.count("nothing is evaluated with old now") == 1, "not at every tick"
     merged = {("ada/one", f"{3:040x}"), ("ada/three", f"{5:040x}")}
     assert bench.asked() == merged | {(name, SHA[name]) for name in (BASE, MATH, TOOL, MEM)}
     assert len(bench.evaluations()) == 6  # each parent once, not once per merge
@@ -136,12 +139,13 @@ def test_merges_come_before_evaluations_and_merged_models_before_parents(bench: 
     watched = NewJob(id="a" * 64, user="ada", payload={}, priority=WATCHED_MERGE)
     asked = NewJob(id="b" * 64, user="bob", payload={})
     bench.requests.request(bench.requests.key("zoo/candidate", "d" * 40, "zoo"), OF_CANDIDATE)
+    bench.requests.request(bench.requests.key(TOOL, SHA[TOOL], "zoo"), OF_CANDIDATE)  # which waits as a parent's
     bench.store.submit(watched)
     bench.store.submit(asked)
     order = []
     while (job := bench.store.claim("worker")) is not None:
         order.append(job.payload.get("model") or job.id[0])
-    assert order == ["b", "a", "ada/one", "zoo/candidate", BASE, MATH, TOOL]
+    assert order == ["b", "a", "ada/one", TOOL, "zoo/candidate", BASE, MATH]
 
 
 def test_an_evaluation_that_failed_without_a_record_is_due_again_hours_later(bench: Bench, clock: FakeClock) -> None:
