@@ -157,7 +157,8 @@ def _asked(scope: Scope) -> tuple[dict[str, list[str]], str]:
     """What a sign-in or sign-out is asked for, and the page of this site that it leads back to.
 
     gradio's button appends the page's own query as it is. A long one is left out: the cookie that holds it during the
-    sign-in would be lost, and the sign-in with it.
+    sign-in would be lost, and the sign-in with it. So is the token by which the Hub's frame shows a private Space:
+    gradio prints what a sign-in leads back to.
     """
     given = scope["query_string"].decode("latin-1")
     before, _, target = given.partition("_target_url=")
@@ -167,7 +168,8 @@ def _asked(scope: Scope) -> tuple[dict[str, list[str]], str]:
         query = parse_qs(given)
     back = _here(query.get("_target_url", ["/"])[-1])
     page, _, own = back.partition("?")
-    return query, back if len(own) <= BACK_MAX_CHARACTERS else page
+    own = "&".join(part for part in own.split("&") if not part.startswith("__sign="))
+    return query, f"{page}?{own}" if 0 < len(own) <= BACK_MAX_CHARACTERS else page
 
 
 def _not_signed_in(query: Mapping[str, Sequence[str]], back: str) -> HTMLResponse:

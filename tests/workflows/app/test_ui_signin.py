@@ -204,6 +204,7 @@ def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
     ("target", "page"),
     [
         ("/diff?base=a/b&agent=c/d", "/diff?base=a/b&agent=c/d"),
+        ("/diff?base=a/b&__sign=t&agent=c/d", "/diff?base=a/b&agent=c/d"),
         ("//evil.example/x", "/x"),
         ("https://evil.example/x", "/x"),
         ("/\\evil.example", "/evil.example"),
