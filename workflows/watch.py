@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shutil
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,7 +43,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     # imported here, since every command builds this one's parser
     from workflows.bot import Bot, Intervals
     from workflows.jobs.store import DATABASE
-    from workflows.jobs.tokens import TokenVault
+    from workflows.jobs.tokens import KEY_FILE, TokenVault
     from workflows.serve import recorded_scores
     from workflows.watchers.rules import RuleSet, load_rule
 
@@ -51,8 +52,10 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         raise RuleError("two rules have one name", next_step="Rename one.")
     with ExitStack() as stack:
         if arguments.dry_run and not (settings.data_dir / DATABASE).exists():  # nor is anything of the rule known
-            nothing = stack.enter_context(TemporaryDirectory(prefix="hubmerge-"))
-            settings = settings.model_copy(update={"data_dir": Path(nothing)})
+            nothing = Path(stack.enter_context(TemporaryDirectory(prefix="hubmerge-")))
+            with suppress(FileNotFoundError):  # whose scores are believed hangs on it
+                shutil.copy(settings.data_dir / KEY_FILE, nothing)
+            settings = settings.model_copy(update={"data_dir": nothing})
         vault = TokenVault.from_settings(settings)
         scores = recorded_scores(settings)
         bot = Bot(settings, vault, lambda: RuleSet(rules), scores=scores, intervals=Intervals(poll_s=arguments.every))

@@ -18,7 +18,9 @@ from watch_helpers import Agents, rule_data
 
 from hubmerge.cli.main import main
 from localhub.process import LocalHubProcess
+from workflows import serve
 from workflows.jobs.store import Store
+from workflows.jobs.tokens import KEY_FILE
 from workflows.watchers.ledger import Ledger
 
 
@@ -35,7 +37,9 @@ def written(folder: Path, base: str, **changes: Any) -> str:
     return str(path)
 
 
-def test_a_dry_run_prints_what_once_queues(agents: Agents, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_what_once_queues(
+    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     base, names = agents.family(2)
     closed = agents.agent(base)
     agents.api.update_repo_settings(closed, private=True)
@@ -43,14 +47,19 @@ def test_a_dry_run_prints_what_once_queues(agents: Agents, tmp_path: Path, capsy
     config = b'{"architectures": ["\\u001b[2J"]}'
     agents.api.upload_file(path_or_fileobj=config, path_in_repo="config.json", repo_id=odd)
     path = written(tmp_path, base)
-    (tmp_path / "data" / "runs").mkdir(parents=True)  # what other commands keep
-    assert main(["watch", path, "--dry-run"]) == 0
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / KEY_FILE).write_text("k" * 64)
+    believed = list[str]()
+    with monkeypatch.context() as asked:
+        asked.setattr(serve, "recorded_scores", lambda s: believed.append((s.data_dir / KEY_FILE).read_text()))
+        assert main(["watch", path, "--dry-run"]) == 0
+    assert believed == ["k" * 64]  # or no score that it signed would count
     told = capsys.readouterr().out
     assert "watch would merge" in told
     assert r"got \x1b[2J" in told  # which would clear the terminal
     assert all(name in told for name in names)
     assert f"left out {closed}@" in told
-    assert [kept.name for kept in (tmp_path / "data").iterdir()] == ["runs"]
+    assert [kept.name for kept in (tmp_path / "data").iterdir()] == [KEY_FILE]
     store = Store(tmp_path / "data")
     assert main(["watch", path, "--dry-run"]) == 0
     assert Ledger(store).known("watch") == {}
