@@ -164,7 +164,8 @@ def _select(label: str, name: str, value: str, choices: Mapping[str, str], any_t
 
 
 def _check(name: str, value: str, on: bool, **more: str) -> Markup:
-    return el("input", type="checkbox", name=name, value=value, **more, checked="checked" if on else "")
+    own = f"{name}-{value}"
+    return el("input", type="checkbox", name=name, value=value, id=own, **more, checked="checked" if on else "")
 
 
 def _summary(suite: SuiteBoard, rows: Sequence[Row], page: int, query: BoardQuery) -> Markup:

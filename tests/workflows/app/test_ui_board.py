@@ -157,6 +157,11 @@ def test_filters_chart_and_comparison_are_addresses_that_a_phone_shows_too(url: 
     page.keyboard.press("Enter")
     page.locator("#leaderboard [aria-busy]").wait_for(state="detached")
     assert page.evaluate("document.activeElement.id") == "show"
+    page.locator("#columns summary").click()
+    page.locator("#columns input").last.focus()
+    page.keyboard.press("Enter")
+    page.locator("#leaderboard [aria-busy]").wait_for(state="detached")
+    assert page.evaluate("document.activeElement === [...document.querySelectorAll('#columns input')].at(-1)")
     asleep = {"status": 503, "content_type": "text/html", "body": "<html><h1>Asleep</h1></html>"}
     page.route("**/board/page*", lambda route: route.fulfill(**asleep))
     page.keyboard.press("Enter")
