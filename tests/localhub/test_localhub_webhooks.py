@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
+import time
 from queue import Empty
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -159,6 +161,24 @@ def test_a_pause_begins_when_an_attempt_has_ended(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(webhooks, "time", Mock(monotonic=lambda: clock[0]))
     worker._try(row)
     assert worker._due == {"a": webhooks.TIMEOUT_S + webhooks.RETRY_AFTER_S[0]}
+
+
+def test_a_stop_waits_for_the_try_under_way_and_begins_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ready = Event(), Event()
+
+    def slowly(*_: object) -> tuple[int, None]:
+        begun.set()
+        time.sleep(0.3)
+        return 200, None
+
+    row = {"id": 1, "webhook": "a", "url": "a", "secret": None, "payload": "", "attempts": 0}
+    store = Mock(rows=Mock(return_value=[row]), deliveries_ready=ready)
+    monkeypatch.setattr(webhooks, "send", slowly)
+    worker = webhooks.DeliveryWorker(store)
+    worker.start()
+    assert begun.wait(10)
+    worker.stop()
+    assert (store.change.call_count, worker._thread.is_alive()) == (1, False)
 
 
 def test_a_receiver_that_never_answers_delays_no_other(ada: HfApi, repo: str, receiver) -> None:
