@@ -206,8 +206,6 @@ class Document:
         """The first model as the base: a mean has none, so updates are counted from its first model."""
         if len(inputs) < 2 and not self.problems:
             self.refuse("a single model, of which there is no mean", "models", next_step="List two or more.")
-        if any("+" in one.name for one in inputs[:1]):
-            self.refuse("a LoRA adapter on a model that has no base to be counted from", "models")
         if inputs:
             self.base, self.agents = inputs[0], tuple(inputs[1:])
 

@@ -135,6 +135,7 @@ def test_the_command_prints_the_board_of_a_folder(command: tuple[object, ...], d
     [
         (["--csv"], "got other, trio"),
         (["--suite", "none"], "no such suite"),
+        (["--suite", "trio", "--split", "dev"], "of the dev split"),
         (["--suite", "trio", "--suite-version", "9"], "expected 1, got 9"),
         (["--suite-version", "1"], "Name it with --suite"),
     ],
