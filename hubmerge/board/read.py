@@ -55,7 +55,8 @@ def leaderboard(
     if suite is None:
         return board
     if (found := board.suite(suite)) is None:
-        there, got, what = [s.suite for s in board.suites], suite, f"no such suite in these results of the {split} split"
+        what = f"no such suite in these results of the {split} split"
+        there, got = [s.suite for s in board.suites], suite
     elif suite_version is not None and suite_version not in found.versions:
         there, got, what = list(found.versions), suite_version, f"no result of {suite} is of this version"
     else:
