@@ -93,7 +93,7 @@ def evaluation_rows(
         runs = {"": newest}
         for p in report.parents:
             # by its commit, since its repo may have been renamed
-            found = min((r for r in same if r.sha == p.sha), key=lambda r: r.model != p.id, default=None)
+            found = min((r for r in same if r.sha == p.sha), key=lambda r: (r.model != p.id, not r.tasks), default=None)
             if p.kind == "hub" and found is not None:
                 runs[p.label] = found
         metrics = {t.task: t.metric for r in runs.values() for t in r.tasks}

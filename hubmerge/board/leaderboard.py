@@ -277,8 +277,9 @@ def _rows(
     counted = {n for n in shown if not marks[n] and n == newest[n[0]] and id(scored[n].result) in decisive}
     ranked = [scored[n] for n in sorted(counted)]
     signed = {n: s for n, s in scored.items() if standing.is_signed(s.result)}
-    # parents also by their commits, since a repo may have been renamed
-    of_commit = [{sha: s for (_, sha), s in found.items()} for found in (scored, signed)]
+    # parents also by their commits, since a repo may have been renamed; a signed result of one, and scores, go first
+    firm = sorted(scored.values(), key=lambda s: (standing.is_signed(s.result), s.result.status == "done"))
+    of_commit = [{s.result.sha: s for s in firm if is_all or standing.is_signed(s.result)} for is_all in (True, False)]
     domains = _domains(scored)
     lows = sorted(s.overall.low for s in ranked if s.overall)
     lows_of = {d: sorted(s.domains[d].low for s in ranked if d in s.domains) for d in domains}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from board_helpers import SEED, TRUSTED, family, result, sha, task
+from board_helpers import SEED, TRUSTED, family, result, sha, strange, task
 from board_helpers import rows as board_rows
 from builders import random_base, sparse_agent, write_model
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
@@ -217,13 +217,22 @@ def test_a_parent_that_was_renamed_has_its_scores_on_card_and_board() -> None:
     merge, base, agent, *_ = results_of("ada/merged")
     duplicate = agent.model_copy(update={"model": "a/copy"})  # of the same commit, whose own score is preferred
     renamed = base.model_copy(update={"model": "org/base-renamed"})
-    rows = evaluation_rows(merge_report("ada/merged"), {"ada/merged"}, [merge, duplicate, renamed, agent])
+    failed = result("a/base", "a", suite="math")
+    rows = evaluation_rows(merge_report("ada/merged"), {"ada/merged"}, [merge, failed, duplicate, renamed, agent])
     assert [row["value"] for row in rows if row["task"] == "gsm8k"] == [0.80, 0.20, 0.70]
-    results = [r.model_copy(update={"model": f"{r.model}-renamed"}) for r in family()[:3]]
-    for trusted in (frozenset(), TRUSTED):
-        told = [signed(r, SEED, "bot") if trusted else r for r in (*results, family()[3])]
+    *parents, made = family()
+    results = [r.model_copy(update={"model": f"{r.model}-renamed"}) for r in parents]
+    theirs = strange("z/copy", "b", 1.0)  # a stranger's of the base's commit, which counts for no merge
+    for trusted, own, copy in (
+        (frozenset(), made, result("z/copy", "b")),
+        (TRUSTED, made, theirs),
+        (TRUSTED, signed(made, SEED, "bot"), theirs),
+    ):
+        told = [*(signed(r, SEED, "bot") if trusted else r for r in results), own, copy]
         row = board_rows(build_board(told, trusted=trusted))["org/merge"]
         assert row.skills == board_rows(build_board(family()))["org/merge"].skills
+    told = [*results, signed(made, SEED, "bot")]
+    assert board_rows(build_board(told, trusted=TRUSTED))["org/merge"].skills is None, "they may be strangers'"
 
 
 def test_a_base_and_an_agent_of_one_name_have_scores_of_their_own(tmp_path: Path) -> None:

@@ -85,11 +85,10 @@ def run(spec: JobSpec, emit: Emit) -> None:
 def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequence[str]:
     """Update the cards that show this score: the model's own, if it is a merge of ours, and its children's."""
     results = dataset.load().believed
-    key = (result.model, result.sha)
     concerned = set()
     for each in results:
-        kin = {(each.model, each.sha), *((parent.id, parent.sha) for parent in each.facts.parents)}
-        if each.facts.is_merge and key in kin:
+        # by commits, since a parent's repo may have been renamed
+        if each.facts.is_merge and result.sha in (each.sha, *(parent.sha for parent in each.facts.parents)):
             concerned.add(each.model)
     told = []
     for merge in sorted(concerned):

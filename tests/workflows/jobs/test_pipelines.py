@@ -138,7 +138,9 @@ def spec(hub: Hub, api: HfApi, tmp_path: Path) -> Callable[..., JobSpec]:
     return make
 
 
-def test_a_score_is_recorded_once_and_found_again(spec: Callable[..., JobSpec], hub: Hub, made: list[str]) -> None:
+def test_a_score_is_recorded_once_found_again_and_put_on_cards(
+    spec: Callable[..., JobSpec], hub: Hub, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = ResultsDataset(hub, "ada/job-results")
     events: list[Event] = []
     job, scores = spec("zoo/base", dataset.repo), RecordedScores(hub, dataset)
@@ -148,9 +150,13 @@ def test_a_score_is_recorded_once_and_found_again(spec: Callable[..., JobSpec], 
     evaluation_pipeline.run(job, events.append)
     assert scores.known_scores() == {key}
     assert scores.ranking("zoo", [pin, ("zoo/other", "b" * 40)]) == {pin: 0.75}
+    base = {"role": "base", "id": "zoo/name-before", "sha": pin[1]}  # it was renamed
+    dataset.publish(result("org/merge", "e", {"math": 0.5}, parents=[base]))
+    monkeypatch.setattr(evaluation_pipeline, "publish_scores", lambda hub, *_, **__: "a commit")
     evaluation_pipeline.run(job, events.append)
     assert made == ["zoo/base"]
-    assert [e.values["scores"] for e in events if isinstance(e, Result)] == [{"math": 0.75}] * 2
+    told = [(e.values["scores"], e.values["cards"]) for e in events if isinstance(e, Result)]
+    assert told == [({"math": 0.75}, []), ({"math": 0.75}, ["org/merge"])]
 
 
 def test_a_model_that_fails_is_recorded_so(spec: Callable[..., JobSpec], api: HfApi, hub: Hub, made: list[str]) -> None:
