@@ -147,7 +147,10 @@ def ignoring_line(patterns: Sequence[str], base: Model, agents: Sequence[Model])
     if not unwanted or 2 * len(missing) > len(base.tensors):
         return None
     common = [n for n in base.tensors if n not in missing]
-    base_depth, *depths = ([t.get("num_hidden_layers") for t in language_tables(m)] for m in (base, *agents))
+    # the same number of layers, by its name in most configs or in GPT-2's
+    base_depth, *depths = (
+        [[t.get(key) for key in ("num_hidden_layers", "n_layer")] for t in language_tables(m)] for m in (base, *agents)
+    )
     found: list[str] = []
     left = unwanted
     while left:

@@ -36,7 +36,8 @@ MAX_TOKENIZER_BYTES = 64 * 1024 * 1024  # the largest known have 35 MB
 MAX_TOKENIZER_VALUES = 4_000_000  # tokens and merges of the largest known, twice
 _MAX_TOKEN_ID = 2**31
 _MATCHING = ("single_word", "lstrip", "rstrip", "normalized", "special")  # how an added token is found in a text
-_INSIDE = ("text_config", "encoder", "decoder", "vlm_config", "thinker_config")  # of a config: with tokens of the model
+# of a config: with tokens of the model
+_INSIDE = ("text_config", "llm_config", "language_config", "encoder", "decoder", "vlm_config", "thinker_config")
 _OTHERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "vocab.txt")
 
 

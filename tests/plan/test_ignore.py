@@ -99,6 +99,13 @@ def test_another_model_is_not_explained_away(tmp_path: Path, base: Path, plain: 
     assert not any("into the recipe" in text for text in listed)
     empty = write_model(tmp_path / "x", {"a.weight": tensor(np.ones(4))}, config=llama_config(BASE))
     assert not any("into the recipe" in text for text in refused(base, empty, plain))
+    shallow = {n: t for n, t in BASE.items() if "layers.1" not in n}
+    for key in ("num_hidden_layers", "n_layer"):
+        base, *agents = (
+            write_model(tmp_path / key / name, t, config=llama_config(BASE, **{"num_hidden_layers": None, key: layers}))
+            for name, t, layers in (("base", BASE, 2), ("shallow", shallow, 1), ("plain", BASE, 2))
+        )
+        assert not any("into the recipe" in text for text in refused(base, *agents))
 
 
 def test_no_line_helps_where_a_name_stands_for_a_tensor_of_all_models_too(tmp_path: Path):

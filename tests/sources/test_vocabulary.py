@@ -102,14 +102,14 @@ def test_the_number_of_rows_stands_where_the_base_states_it_or_has_its_default()
         ({"text_config": {"vocab_size": 40, "x": 1}}, {"text_config": {"vocab_size": 43, "x": 1}}),
         ({"text_config": {"x": 1}}, {"text_config": {"vocab_size": 43, "x": 1}}),
         ({"vocab_size": 40, "text_config": {"x": 1}}, {"vocab_size": 43, "text_config": {"x": 1}}),
-        # T5Gemma's, beside a part with tokens of its own; ColPali's
+        # T5Gemma's, beside a part with tokens of its own; ColPali's, and InternVL's
         (
             {"vocab_size": 40, "encoder": {"vocab_size": 40}, "decoder": {"vocab_size": []}, "x": {"vocab_size": 40}},
             {"vocab_size": 43, "encoder": {"vocab_size": 43}, "decoder": {"vocab_size": []}, "x": {"vocab_size": 40}},
         ),
         (
-            {"vlm_config": {"text_config": {"vocab_size": 40}}},
-            {"vocab_size": 43, "vlm_config": {"text_config": {"vocab_size": 43}}},
+            {"vlm_config": {"text_config": {"vocab_size": 40}}, "llm_config": {"vocab_size": 40}},
+            {"vocab_size": 43, "vlm_config": {"text_config": {"vocab_size": 43}}, "llm_config": {"vocab_size": 43}},
         ),
     ):
         assert with_vocab_size(model("org/base", {EMBED: (40, 4)}, config=stated), 43) == wanted
