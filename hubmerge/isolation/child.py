@@ -52,6 +52,7 @@ MAX_MESSAGE = 500
 MAX_LAST_WORDS = 200
 _EXIT_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 GRACE_S = 3.0  # between SIGTERM and SIGKILL
+_END_S = 30.0  # for a child that has said all
 _POLL_S = 0.1
 _QUEUE_LINES = 256
 _DRAIN_S = 5.0
@@ -246,10 +247,12 @@ def run_child(job: ChildJob, on_event: Callable[[Event], None]) -> Event:
     last: list[Event] = []
 
     def take(lines: list[bytes]) -> None:
+        nonlocal deadline
         for line in lines:
             event = _event(job, line)
             if event["event"] in ("done", "error"):
                 last.append(event)
+                deadline = min(deadline, time.monotonic() + _END_S)
             else:
                 on_event(event)
 
@@ -257,6 +260,8 @@ def run_child(job: ChildJob, on_event: Callable[[Event], None]) -> Event:
         while not child.has_ended():
             take(child.lines(_POLL_S))
             if time.monotonic() > deadline:
+                if last:  # all is said, and a library hangs
+                    break
                 raise WallLimitError(
                     "the process did not end within its wall limit",
                     where=job.what,

@@ -62,6 +62,8 @@ def play(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
             os.kill(os.getpid(), signal.SIGSEGV)
         case "answers and crashes at its end":
             atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
+        case "answers and hangs at its end":
+            atexit.register(time.sleep, 600)
         case "dies of an import":
             words = f"Traceback …\nModuleNotFoundError: No module named 's3\x1b[31mfs' in {workdir} {'x' * 900}\n\n"
             os.write(2, words.encode())

@@ -87,8 +87,10 @@ def test_the_result_of_an_adapter_is_its_own_and_names_the_base_that_it_was_merg
     assert not (workdir / "model").exists()
 
 
-def test_a_library_that_crashes_once_all_is_said_takes_no_score_away(scripted):
-    assert scripted("answers and crashes at its end").status == "done"
+@pytest.mark.parametrize("how", ["crashes", "hangs"])
+def test_a_library_that_ends_badly_once_all_is_said_takes_no_score_away(scripted, how, monkeypatch):
+    monkeypatch.setattr(child, "_END_S", 0.1)
+    assert scripted(f"answers and {how} at its end").status == "done"
 
 
 @pytest.mark.parametrize(
