@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from threading import BrokenBarrierError
@@ -165,6 +166,7 @@ def test_processes_that_do_not_know_where_to_meet_are_told_so(monkeypatch: pytes
     with pytest.raises(SettingsError, match=r"where to meet.*MASTER_ADDR expected, but not set"), join(mpi, watcher):
         pass
     assert watcher.stages == ["join"], "the wait for the others has a name"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C clears up again"
 
 
 def test_the_facts_of_all_devices_become_one_report() -> None:
