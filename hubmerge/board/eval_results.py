@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import FormatError, GatedError, PermissionDeniedError, SourceNotFoundError
@@ -32,17 +32,28 @@ from hubmerge.output.report import Report
 from hubmerge.text.plain_yaml import dump_plain_yaml
 from hubmerge.text.wording import json_file
 
+if TYPE_CHECKING:
+    from hubmerge.board.results_dataset import ResultsDataset
+
 CARD = "README.md"
 FOLDER = ".eval_results"
 _OF_A_SCORE = ("domain", "value", "stderr", "samples", "truncated", "few_shot", "dataset", "dataset_revision")
 _IDENTITY = re.compile(r"[0-9a-f]{64}")
 
 
-def publish_scores(hub: Hub, repo: str, results: Iterable[EvaluationResult], *, source_url: str = "") -> str | None:
+def publish_scores(
+    hub: Hub,
+    repo: str,
+    results: Iterable[EvaluationResult],
+    *,
+    dataset: ResultsDataset | None = None,
+    tell: Callable[[str], None] = lambda words: None,
+) -> str | None:
     """Put the scores of the merge in `repo` beside those of its parents; returns the commit, if one is needed.
 
     `results`: of the merge and of its parents; what does not belong is left out. Scores of suites of which the merge
-    has no result among them stay as they are. `source_url`: the results dataset.
+    has no result among them stay as they are. `dataset`: where the results are recorded, which a public repo names only
+    where it is public. `tell` gets the words for a card that stays without the scores.
     """
     results = tuple(results)
 
@@ -50,8 +61,10 @@ def publish_scores(hub: Hub, repo: str, results: Iterable[EvaluationResult], *, 
         state = hub.repo_state(repo)
         report, card = _own_report(hub, state)
         rows = evaluation_rows(report, {state.id, report.target}, results)
-        files = benchmark_files(rows, source_url)
-        if rows and _same(hub, state, CARD, card):
+        files = benchmark_files(rows, dataset.url_in(state) if dataset and rows else "")
+        if rows and not _same(hub, state, CARD, card):
+            tell(f"{CARD} of {state.id} was edited or made by another version: it stays as it is, without the scores")
+        elif rows:
             suites = [row["suite"] for row in rows]
             others = [row for row in report.evaluations if row.get("suite") not in suites]  # which stay on the card
             told = sorted((*others, *rows), key=lambda row: str(row.get("suite")))

@@ -30,7 +30,7 @@ from hubmerge.errors import (
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split, parse_result, result_path
 from hubmerge.evaluation.signing import believed, provenance
 from hubmerge.hub.client import Hub, TreeFile
-from hubmerge.hub.names import blob_id
+from hubmerge.hub.names import RepoState, blob_id
 from hubmerge.text.plain_yaml import dump_plain_yaml
 
 DETAILS = "details/"
@@ -96,6 +96,10 @@ class ResultsDataset:
     @property
     def url(self) -> str:
         return self._hub.url(self.repo)
+
+    def url_in(self, repo: RepoState) -> str:
+        """The address as a file in `repo` may tell it: none where that is public and the dataset is not."""
+        return self.url if repo.private or not self._hub.repo_state(self.repo).private else ""
 
     def load(self) -> LoadedResults:
         """The results at the head of main; while the head has not moved, nothing else is asked for."""

@@ -29,7 +29,7 @@ from hubmerge.engine.distributed import join, refuse_several
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.pins import Pins, RunPins
 from hubmerge.engine.progress import of_rank
-from hubmerge.errors import GatedError, RecipeError, SettingsError, SourceNotFoundError
+from hubmerge.errors import FormatError, GatedError, RecipeError, SettingsError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.login import hub_of_user
 from hubmerge.hub.names import is_hub_id
@@ -48,6 +48,7 @@ from hubmerge.sources.open import open_model
 if TYPE_CHECKING:  # a run without scores does not import what evaluates
     from hubmerge.board.results_dataset import ResultsDataset
     from hubmerge.evaluation.pick import Pick
+    from hubmerge.evaluation.suites import PinnedSuite
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
@@ -66,11 +67,10 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         return run.each(variants)
     target = run.target()
     found, folder, unfinished = run.pick(dict(variants), target)
-    told = {  # about the choice: the table, and the same as data
-        "pick.md": (folder / "pick.md").read_bytes(),
-        "pick.json": (json.dumps(_as_data(found), indent=1) + "\n").encode(),
-    }
-    code = run.merge(dict(variants)[found.chosen], target, told, unfinished.pins)
+    told = {}  # about the choice, where it was made now: the table, and the same as data
+    if (table := folder / "pick.md").is_file():
+        told = {"pick.md": table.read_bytes(), "pick.json": (json.dumps(found, indent=1) + "\n").encode()}
+    code = run.merge(dict(variants)[found["chosen"]], target, told, unfinished.pins)
     if code == 0:
         unfinished.end()
         remove_run(folder)
@@ -205,11 +205,14 @@ class _Run:
             if dataset is not None and result is not known:
                 details = details_of(result, evaluation_folder(self.settings, name, suite))
                 dataset.publish(result, details, private=self.arguments.private)
-        publish_scores(self.hub, published.repo, results, source_url=dataset.url if dataset else "")
+        publish_scores(self.hub, published.repo, results, dataset=dataset, tell=self.terminal.warning)
         return int(results[0].status != "done")
 
-    def pick(self, variants: Mapping[str, Recipe], target: Target) -> tuple[Pick, Path, RunPins]:
-        """Merge every variant, measure each on the development split, and choose; also what all of them began with."""
+    def pick(self, variants: Mapping[str, Recipe], target: Target) -> tuple[dict[str, Any], Path, RunPins]:
+        """Merge every variant, measure each on the development split, and choose; also what all of them began with.
+
+        A choice that was published before is found again.
+        """
         from hubmerge.evaluation.pick import pick, pick_table
         from hubmerge.evaluation.suites import pin
 
@@ -219,6 +222,11 @@ class _Run:
         prepared = self._prepared(recipes, [target] * len(recipes), unfinished)
         digest = sha256("".join(p.identity for p in prepared).encode()).hexdigest()
         work = self.settings.data_dir / "runs" / f"sweep-{digest[:32]}"
+        published = check_target(self.hub, target, *(p.plan.identity_at(target.repo) for p in prepared))
+        known = self._choice_at(published.head, suite, digest) if published.state == "ours" else {}
+        if known.get("chosen") in [*variants]:
+            self.terminal.say("", pick=known)
+            return known, work, unfinished
         begin_run(unfinished, work, prepared[0], self.terminal)
         folders = {name: work / name for name in variants}
         options = replace(self.options, cache=work / ".inputs")
@@ -234,8 +242,17 @@ class _Run:
         found = pick(results, samples)
         text = pick_table(found) + "\n" + sweep_table(dict(zip(folders, reports, strict=True)))
         (work / "pick.md").write_text(text, encoding="utf-8")
-        self.terminal.say(text, pick=_as_data(found))
-        return found, work, unfinished
+        chosen = {**_as_data(found), "sweep": digest}
+        self.terminal.say(text, pick=chosen)
+        return chosen, work, unfinished
+
+    def _choice_at(self, commit: str, suite: PinnedSuite, sweep: str) -> dict[str, Any]:
+        """What the target says of the choice that it holds; {} where that was another suite's, or another sweep's."""
+        with suppress(SourceNotFoundError, FormatError, ValueError, LookupError, TypeError, RecursionError):
+            known = json.loads(self.hub.read_file(self.arguments.to, commit, "pick.json"))
+            if (known["suite"], known["suite_version"], known["sweep"]) == (suite.suite.name, suite.version, sweep):
+                return dict(known)
+        return {}
 
 
 def _scores(workdir: Path) -> dict[str, list[float]]:

@@ -21,6 +21,7 @@ from stream_helpers import report_of, run
 
 from hubmerge.board.eval_results import differ_in_scores_alone, evaluation_rows, publish_scores
 from hubmerge.board.leaderboard import build_board
+from hubmerge.board.results_dataset import ResultsDataset
 from hubmerge.errors import PermissionDeniedError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.signing import signed
@@ -92,12 +93,17 @@ def test_the_card_gets_every_parent_beside_the_merge(hub: Hub, ada: HfApi, repo:
 
 
 def test_registered_benchmarks_and_others_stand_where_the_hub_looks(hub: Hub, ada: HfApi, repo: str) -> None:
-    publish_scores(hub, repo, results_of(repo), source_url="https://hub.example/datasets/ada/results")
+    dataset = ResultsDataset(hub, f"{repo}-results")
+    ada.create_repo(dataset.repo, repo_type="dataset", private=True)
+    publish_scores(hub, repo, results_of(repo), dataset=dataset)
+    assert "source" not in yaml.safe_load(text(ada, repo, ".eval_results/hubmerge-math.yaml"))[0]
+    ada.update_repo_settings(dataset.repo, repo_type="dataset", private=False)
+    publish_scores(hub, repo, results_of(repo), dataset=dataset)
     [entry] = yaml.safe_load(text(ada, repo, ".eval_results/hubmerge-math.yaml"))
     assert entry["dataset"] == {"id": "openai/gsm8k", "task_id": "gsm8k", "revision": sha("d")}
     assert entry["value"] == 80.0
     assert entry["notes"] == "5-shot, exact_match, n = 100"
-    assert entry["source"]["url"] == "https://hub.example/datasets/ada/results"
+    assert entry["source"]["url"] == f"{hub.endpoint}/datasets/{repo}-results"
     [index] = ModelCard(text(ada, repo, "README.md")).data.eval_results or []
     assert (index.dataset_type, index.metric_value) == ("data/math_500", 0.5)
 
@@ -125,7 +131,9 @@ def test_scores_of_another_suite_stay_beside_new_ones(hub: Hub, ada: HfApi, repo
 
 def test_a_card_that_somebody_edited_stays(hub: Hub, ada: HfApi, repo: str) -> None:
     push(ada, repo, {"README.md": MINE})
-    assert publish_scores(hub, repo, results_of(repo)) is not None
+    told: list[str] = []
+    assert publish_scores(hub, repo, results_of(repo), tell=told.append) is not None
+    assert f"README.md of {repo} was edited" in told[0]
     assert text(ada, repo, "README.md") == MINE.decode()
     assert json.loads(text(ada, repo, "hubmerge.json"))["evaluations"] == []
     assert ".eval_results/hubmerge-math.yaml" in ada.list_repo_files(repo)

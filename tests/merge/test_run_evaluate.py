@@ -112,7 +112,11 @@ def test_a_private_parent_of_a_public_merge_is_not_measured_in_public(
 
 
 def test_a_sweep_s_best_variant_is_chosen_on_dev_rows_published_and_measured_on_test_rows(
-    api: HfApi, asked: list[tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    api: HfApi,
+    asked: list[tuple[str, str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = ["run", "--sweep", write(tmp_path, SWEEP), "--pick", "--evaluate", "zoo", "--to", "ada/picked"]
     assert main(arguments) == 0
@@ -124,6 +128,10 @@ def test_a_sweep_s_best_variant_is_chosen_on_dev_rows_published_and_measured_on_
     assert "method: ram\n" in (folder / "recipe.yaml").read_text()
     assert "`linear`" in (folder / "pick.md").read_text()
     assert not [*(tmp_path / "data" / "runs").iterdir()], "the variants' weights do not stay"
+    monkeypatch.setattr("hubmerge.cli.run.merge_to_folders", None)  # again: the choice is found
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pick"] == json.loads((folder / "pick.json").read_text())
+    assert asked[7:] == asked[3:7]
 
 
 @pytest.mark.parametrize("more", [[], ["--pick", "--evaluate", "zoo"]], ids=["each", "the best"])

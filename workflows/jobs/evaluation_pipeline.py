@@ -93,7 +93,7 @@ def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequen
     told = []
     for merge in sorted(concerned):
         try:
-            if publish_scores(hub, merge, results, source_url=dataset.url) is not None:
+            if publish_scores(hub, merge, results, dataset=dataset) is not None:
                 told.append(merge)
         except HubmergeError as error:
             # somebody else's repo, or one that is gone: the score stands in the dataset all the same
