@@ -36,6 +36,7 @@ from hubmerge.plan.disk import temporary_folder
 from hubmerge.recipe.file import load_recipe
 from hubmerge.recipe.sweep import load_sweep
 from hubmerge.settings import Settings
+from hubmerge.text.wording import counted
 
 
 def run_merge(arguments: Any, settings: Settings, terminal: Terminal) -> int:
@@ -55,7 +56,7 @@ def run_merge(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         return 0
     if not finished:
         terminal.usage(report.environment)
-    what = f"{report.method['title']} of {len(report.outcomes)} agents, {report.identity[:16]}"
+    what = f"{report.method['title']} of {counted(len(report.outcomes), 'agent')}, {report.identity[:16]}"
     terminal.say(
         f"{folder}: {what}{', finished before' if finished else ''}\n",
         **_merged_facts(folder, report),
@@ -68,6 +69,8 @@ def run_sweep(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """The command `sweep`: merge, publish where that was asked for, print the table; returns the exit code."""
     hub, options = hub_of_user(settings), stream_options(arguments, settings)
     refuse_several(settings, "sweep")
+    if arguments.to is None and (arguments.private or arguments.public):
+        raise RecipeError("--private and --public are about what is published", expected="--to")
     terminal.stage("resolve")
     variants = dict(load_sweep(arguments.sweep).variants)
     folders = {name: arguments.out / name for name in variants}

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.sink import MANIFEST, WORK
-from hubmerge.errors import GatedError, RecipeError, SourceNotFoundError, TargetExistsError
+from hubmerge.errors import CorruptError, GatedError, RecipeError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.transfer import SMALL_FILE_BYTES
 from hubmerge.machine.disk_errors import writing
@@ -25,7 +25,7 @@ from hubmerge.output.card import card_of
 from hubmerge.output.publish import Published, Shard, Target, find_published, publish
 from hubmerge.output.report import Parent, Report
 from hubmerge.plan.licenses import choose, strictest
-from hubmerge.text.wording import json_file
+from hubmerge.text.wording import counted, json_file, named
 
 _NO_NAME = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _OF_TOOLS = frozenset((WORK, ".git", ".cache"))  # folders in a user's folder; the Hub takes none of them
@@ -75,7 +75,7 @@ def _damaged(folder: Path, error: Exception) -> RecipeError:
 
 def finished_report(folder: Path, identity: str, *, keep_work: bool = False) -> Report:
     """The report of this merge, after its working folder was removed; TargetExistsError where the folder holds another
-    finished merge."""
+    finished merge, CorruptError where shards are gone. `keep_work`: as that holds what was uploaded."""
     report = load_report(folder)
     if report.identity != identity:
         raise TargetExistsError(
@@ -86,6 +86,14 @@ def finished_report(folder: Path, identity: str, *, keep_work: bool = False) -> 
             next_step="Choose another folder; nothing was touched.",
         )
     if not keep_work:
+        if gone := [f.name for f in report.files if not (folder / f.name).is_file()]:
+            raise CorruptError(
+                "a finished merge whose shards are gone",
+                where=str(folder),
+                expected="all that its manifest names",
+                got=f"no {named(gone)}",
+                next_step="Put them back, or move this folder away: the same command then merges anew.",
+            )
         shutil.rmtree(folder / WORK, ignore_errors=True)  # left by a kill between the manifest and the end
     return report
 
@@ -145,7 +153,7 @@ def publish_folder(
         except ValueError as error:
             raise _damaged(folder, error) from None
     agents = sum(parent.role == "agent" for parent in report.parents)
-    title = f"Merge {agents} agents with {report.method['title']}"
+    title = f"Merge {counted(agents, 'agent')} with {report.method['title']}"
     return publish(hub, target, report.identity, title, shards, {**small, **(extra or {})}, observer)
 
 

@@ -27,6 +27,7 @@ from hubmerge.sources.companions import MODULES
 from hubmerge.statistics.statistics import Overlaps, Tally
 from hubmerge.statistics.summary import summarize
 from hubmerge.text.markdown import factor
+from hubmerge.text.wording import counted
 
 SCHEMA = 3
 SIXTEEN_BITS = ("BF16", "F16")
@@ -101,7 +102,7 @@ class Report:
     task: Mapping[str, Any] = field(default_factory=dict)  # Task.as_dict; {} in reports of before it was known
 
     def __repr__(self) -> str:
-        merge = f"{self.method['title']} of {len(self.recipe['agents'])} agents"
+        merge = f"{self.method['title']} of {counted(len(self.recipe['agents']), 'agent')}"
         return f"<Report {self.identity[:16]}: {merge}, {self.parameters:,} parameters>"
 
     def to_json(self) -> dict[str, Any]:

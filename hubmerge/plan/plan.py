@@ -40,7 +40,7 @@ from hubmerge.sources.reader import KEPT_TENSORS
 from hubmerge.sources.same_tensors import drawn_as
 from hubmerge.sources.views import ignoring_line, unmatched, views_of, without
 from hubmerge.sources.vocabulary import with_added_rows, with_vocab_size, without_added_rows
-from hubmerge.text.wording import incompatible, named
+from hubmerge.text.wording import counted, incompatible, named
 
 
 class InputKind(NamedTuple):
@@ -100,7 +100,7 @@ class Plan:
     calibration: tuple[CalibrationRows, ...] = ()  # what agents are weighed by, each; none where it was not read
 
     def __repr__(self) -> str:  # all of its tensors would flood a notebook
-        merge = f"{self.recipe.method} of {len(self.agents)} agents on {self.base.ref.id}"
+        merge = f"{self.recipe.method} of {counted(len(self.agents), 'agent')} on {self.base.ref.id}"
         return f"<Plan {self.identity[:16]}: {merge}, {self.elements:,} parameters>"
 
     @property

@@ -32,6 +32,10 @@ def named(listed: Sequence[str]) -> str:
     return ", ".join(listed[:NAMED_AT_MOST]) + more
 
 
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def did_you_mean(got: Any, known: Iterable[str]) -> str:
     """The question "Did you mean …?" where a word is close to one of the known words, else an empty text."""
     found = get_close_matches(str(got)[:_SHOWN_CHARACTERS].lower(), list(known), n=1, cutoff=0.6)

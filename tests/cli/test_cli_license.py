@@ -80,6 +80,8 @@ def test_a_sweep_needs_a_license_only_where_it_publishes(
 ) -> None:
     command = ["sweep", str(write_sweep(unlicensed, {"method": "ram"})), "--out", str(tmp_path / "one-by-one")]
     assert "the license of the merge must be chosen" in refused(*command, "--to", "ada/sweep-open")
+    for shown in ("--private", "--public"):
+        assert "E_RECIPE: --private and --public are about what is published" in refused(*command, shown)
     assert not (tmp_path / "one-by-one").exists()
     assert main(command) == 0
     assert main([*command, "--to", "ada/sweep-open", "--license", "mit"]) == 0

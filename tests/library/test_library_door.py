@@ -68,6 +68,8 @@ def test_what_is_returned_shows_itself_in_one_line(place: Path) -> None:
     plan, statistics, report = hubmerge.inspect(RECIPE), hubmerge.probe(RECIPE), hubmerge.merge(RECIPE, "merged")
     merge = f"{plan.identity[:16]}: %s of 2 agents"
     assert repr(plan).startswith(f"<Plan {merge % 'ram'} on zoo/base, {plan.elements:,} parameters>")
+    one = {**RECIPE, "agents": RECIPE["agents"][:1], "method": "linear", "parameters": {"base_weight": 1}}
+    assert " of 1 agent on" in repr(hubmerge.inspect(one))
     assert repr(report).startswith(f"<Report {merge % 'RAM'}, {plan.elements:,} parameters>")
     [math, _] = statistics.total.density
     assert f" math-agent changed {math:.2%}," in repr(statistics)

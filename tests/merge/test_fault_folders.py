@@ -107,6 +107,17 @@ def test_a_second_process_into_the_same_folder_is_refused_and_the_first_goes_on(
     assert main(["merge", str(recipe_file), "--out", str(out)]) == 0
 
 
+def test_a_finished_folder_whose_shards_somebody_deleted_is_not_called_finished(
+    recipe_file: Path, tmp_path: Path, refused: Refused
+) -> None:
+    command = ["merge", str(recipe_file), "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    (tmp_path / "out" / "model.safetensors").unlink()
+    told = refused(*command)
+    assert "E_CORRUPT: a finished merge whose shards are gone" in told
+    assert "no model.safetensors" in told
+
+
 def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away(line: Line) -> None:
     prepared, out = line.prepare(), line.out
     with sole_owner(out), pytest.raises(FolderInUseError) as error:
