@@ -50,9 +50,12 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     """Run one command; returns the exit code. `own_process`: nothing else runs in this process."""
     arguments, unknown = _parser().parse_known_args(argv)
     if unknown:
-        hint = ". Several models are a recipe: `hubmerge init BASE AGENT… --out recipe.yaml` writes one"
-        models = hasattr(arguments, "recipe") and not any(text.startswith("-") for text in unknown)
-        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint if models else ''}")
+        given, hint = list(sys.argv[1:] if argv is None else argv), ""
+        if unknown[0] in given[: given.index(arguments.command)]:
+            hint = f". Options stand behind the command: hubmerge {arguments.command} {unknown[0]}"
+        elif hasattr(arguments, "recipe") and not any(text.startswith("-") for text in unknown):
+            hint = ". Several models are a recipe: `hubmerge init BASE AGENT… --out recipe.yaml` writes one"
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     ends_soon = own_process and arguments.again is not None
     if ends_soon:
         _end_soon_when([signal.SIGINT], arguments)

@@ -237,6 +237,7 @@ MISTAKES = (
     Mistake("NaN in the weights", MERGE, recipe("{one}", "{nan}")),
     Mistake("models in place of a recipe", "merge {base} {one} {two} --out out", code=2),
     Mistake("an option misspelled", "merge recipe.yaml --ouput out", TWO, code=2),
+    Mistake("an option before the command", "--log-json merge recipe.yaml --out out", TWO, code=2),
     Mistake("a command misspelled", "merg recipe.yaml --out out", TWO, code=2),
     Mistake("a suite misspelled", "evaluate {one} --suite mth"),
     Mistake("publishing what is not finished", "publish {unfinished} ada/new"),
