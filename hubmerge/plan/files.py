@@ -169,7 +169,8 @@ def module_problems(base: Model, agents: Sequence[Model], read: ReadFile) -> lis
         for model in (base, *agents):
             if weights not in model.files and folder in _with_weights(model):
                 load = "import sys; from sentence_transformers import SentenceTransformer as S; "
-                load += f"S(sys.argv[1]).save_pretrained('FOLDER')\" {shlex.quote(model.ref.id)}"
+                at = f", revision='{model.ref.sha}'" if model.ref.kind == "hub" else ""
+                load += f"S(sys.argv[1]{at}).save_pretrained('FOLDER')\" {shlex.quote(model.ref.id)}"
                 problems.append(
                     incompatible(
                         "a module whose weights are a pickle",

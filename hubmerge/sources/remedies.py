@@ -135,7 +135,7 @@ class Place:
 
     def _fetch(self, part: str = "") -> tuple[str, str]:
         """The command that fetches the repo at its revision, and the folder into which."""
-        name, at = self.id.rpartition("/")[2], ""
+        name, at = self.id.replace("/", "-"), ""  # agents of several owners may have one name
         if self.revision:
             name, at = f"{name}-{self.revision.replace('/', '-')}", f" --revision {self.revision}"
         here = _plain(name)

@@ -94,7 +94,7 @@ def test_checkpoints_in_a_repo_are_fetched_by_the_command_that_is_told(ada: HfAp
         ada.upload_folder(repo_id="ada/trained", folder_path=folder, path_in_repo=f"checkpoint-{step}")
     told = refusal("ada/trained", Hub(str(ada.endpoint), str(ada.token))).next_step
     command, place = re.findall(r"\(`(.*)`\), and name (\S+)\.$", told)[0]
-    assert place == "./trained/checkpoint-50"
+    assert place == "./ada-trained/checkpoint-50"
     in_shell(f"cd {shlex.quote(str(tmp_path))}; {command}")
     assert opened(str(tmp_path / place)).tensors
 
@@ -151,5 +151,5 @@ def test_pickled_weights_on_the_hub_are_fetched_and_converted(
     ada.upload_folder(repo_id="ada/of-old", folder_path=pickled(tmp_path / "old"))
     told = refusal("ada/of-old", Hub(str(ada.endpoint), str(ada.token))).next_step
     monkeypatch.chdir(tmp_path)
-    in_shell(re.fullmatch(r"If you trust it, convert it, and name \./of-old: (.*)", told)[1])
-    assert set(opened("./of-old").tensors) == set(AGENT)
+    in_shell(re.fullmatch(r"If you trust it, convert it, and name \./ada-of-old: (.*)", told)[1])
+    assert set(opened("./ada-of-old").tensors) == set(AGENT)

@@ -504,6 +504,9 @@ def test_a_module_that_is_only_there_as_a_pickle_is_refused_with_the_command_tha
     error = refused(tmp_path, *((old, {}) if pickled == "base" else (DENSE, {}, old)))
     assert "a module whose weights are a pickle" in str(error)
     assert f".save_pretrained('FOLDER')\" {tmp_path}/" in str(error), "no name stands within the quotes of a shell"
+    there = {name: FileInfo(name, 9) for name in ("modules.json", "2_Dense/pytorch_model.bin")}
+    [problem] = module_problems(on_hub := model("org/base", files=there), (), lambda model, path: DENSE[path])
+    assert f"S(sys.argv[1], revision='{on_hub.ref.sha}').save_pretrained('FOLDER')\" org/base" in problem.next_step
     both = {**DENSE, "2_Dense/pytorch_model.bin": b"x"}
     files, _ = files_of(plan_of(tmp_path / "both", both, both))
     assert "2_Dense/pytorch_model.bin" not in files

@@ -354,14 +354,14 @@ def test_adapters_in_a_folder_of_a_repo_are_fetched_by_the_command_that_is_told(
     files = {name: FileInfo(name, 1) for name in ("README.md", "math/adapter_config.json")}
     place = Place("org/a@1", "org/a", None, files, {}, lambda path, start, end: b"", lambda path, most: b"")
     told = str(place.without_weights("model.safetensors", {}))
-    assert "Fetch it (`hf download org/a --include 'math/*' --local-dir a`), and name ./a/math." in told
+    assert "Fetch it (`hf download org/a --include 'math/*' --local-dir org-a`), and name ./org-a/math." in told
 
 
 def test_what_a_trainer_keeps_on_the_hub_is_fetched_before_it_is_converted():
     files = {"zero_to_fp32.py": FileInfo("zero_to_fp32.py", 1)}
     place = Place("org/a@1", "org/a", None, files, {}, lambda path, start, end: b"", lambda path, most: b"")
     told = str(place.without_weights("model.safetensors", {}))
-    assert "name ./a: hf download org/a --local-dir a && python a/zero_to_fp32.py a a --safe_serialization" in told
+    assert "name ./org-a: hf download org/a --local-dir org-a && python org-a/zero_to_fp32.py org-a org-a --" in told
 
 
 BELOW: dict[tuple[str, ...], str] = {

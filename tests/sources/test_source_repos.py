@@ -89,8 +89,8 @@ def test_only_safetensors_is_opened_and_nothing_of_a_pickle_is_fetched(folder: P
     with ScriptedHub({**files, "pytorch_model.bin": b"\x80\x02}q\0."}) as server:
         with pytest.raises(FormatError, match=r"pytorch_model\.bin") as caught:
             on_hub(Hub(server.endpoint, patience=Patience(sleep=clock)), "org/model@step/9")
-        fetch = "hf download org/model --revision step/9 --local-dir model-step-9"
-        assert f"name ./model-step-9: {fetch} && python -c" in str(caught.value), "two revisions share no folder"
+        fetch = "hf download org/model --revision step/9 --local-dir org-model-step-9"
+        assert f"name ./org-model-step-9: {fetch} && python -c" in str(caught.value), "two revisions share no folder"
         assert [path.rpartition("/")[2] for path in server.paths("resolve")] == ["config.json"]  # names the class
 
 
