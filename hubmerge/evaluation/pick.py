@@ -117,8 +117,9 @@ def pick_table(found: Pick) -> str:
         lines.append("| " + " | ".join([f"`{score.variant}`", *figures, f"{100 * score.mean:.1f}", behind]) + " |")
     lines += [f"| `{name}` |" + " |" * (len(head) - 2) + " failed |" for name in found.failed]
     tied = ", ".join(f"`{name}`" for name in found.tied)
-    verdict = f"Not told apart from it: {tied}." if tied else "Every other variant is worse beyond chance."
+    verdict = f"Not told apart from it: {tied}. " if tied else "Every other variant is worse beyond chance. "
+    verdict = verdict if len(found.scores) > 1 else ""
     return (
         f"Chosen on the development split of suite `{found.suite}` (version `{found.suite_version}`): "
-        f"`{found.chosen}`. {verdict} Percent; ± is 1.96 paired standard errors.\n\n" + "\n".join(lines) + "\n"
+        f"`{found.chosen}`. {verdict}Percent; ± is 1.96 paired standard errors.\n\n" + "\n".join(lines) + "\n"
     )

@@ -34,6 +34,7 @@ _ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
 
 _UNFIT = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 _WIDEST = 60  # characters of a name in the lineage
+_NAME_WIDTH = 96  # characters of a license's name on the Hub
 LOST_AT_LEAST = 0.01  # the share of a rescaling or an update that rounding may take before the card calls it lost
 LEAST_RESCALING = 1e-3  # of |λ − 1|: the measured factors are right to about a millionth, less is no share of this
 SAME_SIZE = 0.01  # the most by which the norms of two updates may differ and still be called the same
@@ -69,7 +70,7 @@ def metadata(report: Report) -> dict[str, Any]:
     stated = str(report.license.get("id", "unknown"))
     if stated in KNOWN or stated in UNDECIDED - {"other"}:
         return data | {"license": stated}
-    data |= {"license": "other", "license_name": _slug(str(report.license.get("name", stated)))}
+    data |= {"license": "other", "license_name": _license_name(str(report.license.get("name", stated)))}
     if url := _license_url(report):
         data["license_link"] = url
     return data
@@ -87,8 +88,16 @@ def _license_url(report: Report) -> str | None:
     return url if re.fullmatch(r"https://[\w.\-]+(/[\w.\-/]*)?", url, re.ASCII) else None
 
 
+def _license_name(name: str) -> str:
+    """The name as the Hub takes it; of a list that is too long the first ones, and that there are more."""
+    if len(name) <= _NAME_WIDTH:
+        return _slug(name)
+    first = name[: _NAME_WIDTH - len("-and-more")]
+    return _slug(first.rpartition("-and-")[0] or first) + "-and-more"
+
+
 def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:96] or "unnamed"
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:_NAME_WIDTH] or "unnamed"
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ def test_among_equals_the_first_of_the_sweep_is_chosen():
 def test_a_variant_that_failed_is_told_and_never_chosen():
     found = picked(b={"math": 0})
     assert (found.chosen, dict(found.failed)) == ("b", {"failed": "it generates nothing"})
-    assert "| `failed` |" in pick_table(found)
+    assert "| `failed` |" in (table := pick_table(found))
+    assert "`b`. Percent" in table, "of one variant nothing is said about others"
 
 
 def test_nothing_is_chosen_where_every_variant_failed_or_by_rows_of_the_test_split():

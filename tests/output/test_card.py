@@ -98,6 +98,10 @@ def test_the_header_holds_a_score_of_every_task_that_is_no_benchmark_of_the_hub(
         ({"id": "other", "link": "javascript:alert(1)"}, {"license": "other", "license_name": "other"}),
         ({"id": "mit\n---\n<script>"}, {"license": "other", "license_name": "mit-script"}),
         ({"id": "other", "name": "1e3"}, {"license": "other", "license_name": "1e3"}),  # a number of YAML 1.2
+        (
+            {"id": "other", "name": f"{'x' * 80}-and-gpl-3.0-and-llama4"},
+            {"license": "other", "license_name": f"{'x' * 80}-and-more"},
+        ),
     ],
 )
 def test_the_header_holds_a_license_that_the_hub_takes(stated: dict[str, str], expected: dict[str, str]) -> None:
