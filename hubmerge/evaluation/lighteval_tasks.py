@@ -45,7 +45,7 @@ class TaskScorer(SampleLevelComputation):  # type: ignore[misc]  # lighteval has
             return float(self.task.score(model_response.final_text[0], doc.specific["reference"]))
         except (HubmergeError, MemoryError, OSError):  # of the machine
             raise
-        except Exception as error:
+        except Exception as error:  # whatever a task raises is its bug, and says nothing of the model
             got = f"{type(error).__name__}: {first_line(error)}"
             step = "Its `score` gives every text a number from 0 to 1 (hubmerge/evaluation/tasks/base.py)."
             raise InternalError(f"{self.task.name} does not score an answer", got=got, next_step=step) from error
