@@ -24,7 +24,7 @@ from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.settings import DEFAULT_ENDPOINT
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
-from hubmerge.text.wording import did_you_mean
+from hubmerge.text.wording import counted, did_you_mean
 from workflows.app.forms import fields_of, unusual
 from workflows.app.merge_form import DTYPES, ROUNDINGS, SIMPLE, read_more, without
 from workflows.app.submission import names_in
@@ -100,8 +100,7 @@ def read_address(query: QueryParams, endpoint: str) -> tuple[dict[str, Any], str
         if len(numbers) == len(recipe["agents"]) and all(map(math.isfinite, numbers)):
             recipe["agents"] = [{"model": m, "weight": w} for m, w in zip(recipe["agents"], numbers, strict=True)]
         else:
-            wanted = len(recipe["agents"])
-            wrong("weight", "the weights are no number for each agent", f"{wanted} number{'s' * (wanted != 1)}")
+            wrong("weight", "the weights are no number for each agent", counted(len(recipe["agents"]), "number"))
     for key, known in (("dtype", DTYPES[1:]), ("rounding", ROUNDINGS[1:])):
         if value := _first(query, key):
             if value in known:
