@@ -82,16 +82,29 @@ def test_own_outputs_are_never_merged(agents: Agents, bot_for: BotFor) -> None:
     assert len(jobs(bot)) == 1
 
 
+def push_adapter(agents: Agents, name: str, folder: Path, base: str, seed: int = 0, **card: Any) -> str:
+    factors = lora(BASE_WEIGHTS[f"{ADAPTED}.weight"].shape, seed=seed)
+    write_adapter(folder, pair(ADAPTED, *factors), base_model_name_or_path=base)
+    front = {"license": "apache-2.0", "base_model": base, **card}
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump(front)}---\n")
+    agents.api.create_repo(name)
+    agents.api.upload_folder(repo_id=name, folder_path=folder)
+    return name
+
+
+def test_adapters_are_found_whatever_library_their_cards_name(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+    base, [whole] = agents.family(1)
+    cards = ({"library_name": "transformers"}, {"library_name": "peft"})  # TRL's, and PEFT's own
+    adapters = [push_adapter(agents, f"{base}-{n}", tmp_path / str(n), base, n, **c) for n, c in enumerate(cards)]
+    turn = one(bot_for(rule_for(base, agents={"authors": ["ada"], "lineage": "adapter"})).watchers.poll())
+    assert (joined(turn), skipped(turn)) == (adapters, {whole: "lineage"})
+    assert turn.decision.skips[0].text == "counts as finetune, and the rule takes adapter"
+
+
 def test_an_edited_card_is_no_new_agent_and_new_weights_are(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
     base, (agent, _) = agents.family(2)
     bot = bot_for(rule_for(base))
-    adapter = f"{base}-adapter"
-    agents.api.create_repo(adapter)
-    card = {"license": "apache-2.0", "base_model": base, "base_model_relation": "finetune"}
-    rows, columns, *_ = BASE_WEIGHTS[f"{ADAPTED}.weight"].shape
-    folder = write_adapter(tmp_path / "adapter", pair(ADAPTED, *lora((rows, columns))), base_model_name_or_path=base)
-    (folder / "README.md").write_text(f"---\n{yaml.safe_dump(card)}---\n")
-    agents.api.upload_folder(repo_id=adapter, folder_path=folder)
+    adapter = push_adapter(agents, f"{base}-adapter", tmp_path / "adapter", base, base_model_relation="finetune")
     assert len(joined(one(bot.watchers.poll()))) == 3
     for name in (agent, adapter):
         agents.edit_card(name, "\nNow with a story.\n")

@@ -168,7 +168,8 @@ def _search(rule: AgentRule, base: Facts, context: WatchContext) -> Iterator[Can
     if rule.join.fixed:
         return
     wanted = rule.agents
-    kind = "base_model" if wanted.lineage == "any" else f"base_model:{wanted.lineage}"
+    # where a card names no relation, the Hub guesses from its library alone, and that of TRL's adapters is transformers
+    kind = "base_model:finetune" if wanted.lineage == "finetune" else "base_model"
     for name, author in product(_names(rule, base), wanted.authors or (None,)):
         found = context.hub.find_models(tags=[f"{kind}:{name}", *wanted.tags], author=author, limit=MOST_LISTED)
         if len(found) >= MOST_LISTED:
@@ -264,7 +265,9 @@ def refusal(rule: AgentRule, base: Facts, facts: Facts) -> Skip | None:
     elif not named and (missing := [tag for tag in wanted.tags if tag not in facts.tags]):
         reason = "tag", f"without the tag {missing[0]}"
     elif not named and not is_of_base(rule, base, facts):
-        reason = "lineage", f"does not state to be of {rule.base.id} ({wanted.lineage})"
+        stated = not _names(rule, base).isdisjoint(facts.bases)
+        other = f"counts as {facts.relation}, and the rule takes {wanted.lineage}"
+        reason = "lineage", other if stated else f"does not state to be of {rule.base.id}"
     elif not facts.weights:
         reason = "no_weights", "no weights in safetensors yet"
     elif facts.weights == base.weights:
