@@ -47,7 +47,7 @@ from workflows.app.leaderboard_page import board_routes, leaderboard_page
 from workflows.app.mcp import answer_mcp_here
 from workflows.app.merge_page import merge_page
 from workflows.app.model_page import model_page
-from workflows.app.signin import AskedScopes, OAuthClient, SmallSession, use_oauth_client
+from workflows.app.signin import AskedScopes, OAuthClient, SmallSession, use_oauth_client, use_the_space_s_client
 from workflows.app.site import Site, site_routes
 from workflows.app.watchers_page import watchers_page
 from workflows.app.watchers_source import WatcherSource
@@ -130,6 +130,8 @@ def build_web_app(
     """
     if oauth is not None:
         use_oauth_client(oauth)
+    elif settings.space_id is not None:
+        use_the_space_s_client(settings.space_id)
     sign_in = oauth is not None or settings.space_id is not None
     served = [*routes, *site_routes(), *(board_routes(board) if board is not None else ())]
     demo = build_app(service, settings=settings, sign_in=sign_in, board=board, watchers=watchers)

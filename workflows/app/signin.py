@@ -1,11 +1,12 @@
 """Sign-in: gradio's own OAuth against the Hub, on a Space and on this machine alike.
 
 gradio signs visitors in for real only on a Space, where the platform supplies an OAuth client through environment
-variables; anywhere else it mocks the sign-in with whoever owns the machine's token. Both happen in gradio.oauth,
-which reads the variables into module constants at import and asks `get_space()` which of the two to do. On a Space
-nothing is touched. With the embedded Hub, `use_oauth_client` writes the same constants with that Hub's client and
-answers `get_space` inside gradio.oauth only. The rest of gradio must not take this machine for a Space: its
-front end would fetch the Space's header from the public Hub, and child processes would inherit SPACE_ID.
+variables; anywhere else it mocks the sign-in: every visitor is whoever owns the machine's token. Both happen in
+gradio.oauth, which reads the variables into module constants at import and asks `get_space()` which of the two to do.
+It knows a Space by SYSTEM, which the platform does not set on a Docker Space: there `use_the_space_s_client` answers.
+With the embedded Hub, `use_oauth_client` writes the same constants with that Hub's client and answers, too. Both do
+so inside gradio.oauth only. The rest of gradio must not take this machine for a Space: its front end would fetch the
+Space's header from the public Hub, and child processes would inherit SPACE_ID.
 
 No redirect is rewritten: without SPACE_HOST gradio builds the redirect URI from the request, hence with http on
 loopback. The session cookie is `Secure; SameSite=None`; Chromium and Firefox keep it on http://127.0.0.1 and
@@ -21,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from authlib.common.errors import AuthlibBaseError
@@ -65,15 +67,23 @@ def use_oauth_client(client: OAuthClient) -> None:
             where=client.provider,
             next_step="Use an https address; a token must not travel in the clear.",
         )
+    _set(
+        OAUTH_CLIENT_ID=client.client_id,
+        OAUTH_CLIENT_SECRET=client.client_secret,
+        OAUTH_SCOPES=" ".join(SCOPES),
+        OPENID_PROVIDER_URL=client.provider.rstrip("/"),
+        get_space=lambda: "local/hubmerge",
+    )
+
+
+def use_the_space_s_client(space: str) -> None:
+    """Let gradio sign visitors in with what the platform gives to the Space. Call it before the app is built."""
+    _set(get_space=lambda: space)
+
+
+def _set(**values: Any) -> None:
     import gradio.oauth
 
-    values = {
-        "OAUTH_CLIENT_ID": client.client_id,
-        "OAUTH_CLIENT_SECRET": client.client_secret,
-        "OAUTH_SCOPES": " ".join(SCOPES),
-        "OPENID_PROVIDER_URL": client.provider.rstrip("/"),
-        "get_space": lambda: "local/hubmerge",
-    }
     for name, value in values.items():
         if not hasattr(gradio.oauth, name):
             # a renamed constant would silently bring back the mocked sign-in

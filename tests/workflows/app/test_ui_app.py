@@ -110,9 +110,11 @@ def test_the_queue_is_bounded_and_skipping_it_is_not_allowed() -> None:
 
 
 @pytest.mark.slow
-def test_on_a_space_gradio_signs_in_with_the_platform_s_client(local_hub: LocalHubProcess) -> None:
+@pytest.mark.parametrize("system", ["spaces", ""], ids=["gradio", "docker"])  # set for the Gradio SDK alone
+def test_on_a_space_gradio_signs_in_with_the_platform_s_client(local_hub: LocalHubProcess, system: str) -> None:
     environment = {
-        "SYSTEM": "spaces",
+        "SYSTEM": system,
+        "HF_TOKEN": local_hub.tokens["ada"],  # the bot's, whom no visitor is
         "SPACE_ID": "ada/merge",
         "SPACE_HOST": "ada-merge.hf.space,merge.example",  # with a domain of its owner's
         "OAUTH_CLIENT_ID": local_hub.oauth["client_id"],
