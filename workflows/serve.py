@@ -117,14 +117,16 @@ def serve(
     from workflows.app.app import launch_app  # gradio takes seconds to import
     from workflows.app.signin import OAuthClient
 
+    if settings.oauth_client_id is None or settings.oauth_client_secret is None:
+        raise LoginError(
+            "nobody could sign in: there is no OAuth client",
+            next_step="Set OAUTH_CLIENT_ID and OAUTH_CLIENT_SECRET of an app registered on the Hub, "
+            "or try `hubmerge demo`."
+            if settings.space_id is None
+            else "Write `hf_oauth: true` into the front matter of the Space's README.md.",
+        )
     oauth = None
     if settings.space_id is None:  # a Space brings its own client
-        if settings.oauth_client_id is None or settings.oauth_client_secret is None:
-            raise LoginError(
-                "nobody could sign in: there is no OAuth client",
-                next_step="Set OAUTH_CLIENT_ID and OAUTH_CLIENT_SECRET of an app registered on the Hub, "
-                "or try `hubmerge demo`.",
-            )
         oauth = OAuthClient(
             settings.endpoint, settings.oauth_client_id, settings.oauth_client_secret.get_secret_value()
         )

@@ -21,7 +21,7 @@ from pages_session import Site, session_cookie
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from hubmerge.errors import SettingsError
+from hubmerge.errors import LoginError, SettingsError
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 from workflows import serve
@@ -94,10 +94,19 @@ def test_an_app_without_a_secret_says_who_can_read_the_tokens(
 ) -> None:
     monkeypatch.setattr(serve, "Bot", Mock(side_effect=InterruptedError))  # and nothing after it
     monkeypatch.setattr(serve, "set_up_logging", Mock())
+    client = {"oauth_client_id": "id", "oauth_client_secret": "a long secret"}
+    settings = Settings(space_id="ada/merge", data_dir=tmp_path / "data", **client)
     with pytest.raises(InterruptedError):
-        serve.serve(Settings(space_id="ada/merge", data_dir=tmp_path / "data"), host="127.0.0.1", port=0)
+        serve.serve(settings, host="127.0.0.1", port=0)
     assert "HUBMERGE_SECRET is not set" in caplog.text
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(("space", "how"), [(None, "registered on the Hub"), ("ada/merge", "`hf_oauth: true`")])
+def test_without_an_oauth_client_nothing_starts(space: str | None, how: str, tmp_path: Path) -> None:
+    with pytest.raises(LoginError, match=how):
+        serve.serve(Settings(space_id=space, data_dir=tmp_path / "data"), host="127.0.0.1", port=0)
+    assert not (tmp_path / "data").exists()
 
 
 def test_the_queue_is_bounded_and_skipping_it_is_not_allowed() -> None:
