@@ -323,17 +323,17 @@ class Service:
             )
         return job
 
-    def jobs(self, visitor: Visitor, before: int | None = None) -> list[JobView]:
-        """The visitor's own jobs and the evaluations that the visitor asked for, newest first, a page of them;
+    def jobs(self, visitor: Visitor, before: int | None = None, limit: int = PAGE_JOBS) -> list[JobView]:
+        """The visitor's own jobs and the evaluations that the visitor asked for, newest first;
         `before`: the ticket of the last one seen."""
-        jobs = self._store.list_jobs(user=visitor.name, asked=True, before=before, limit=PAGE_JOBS)
-        return [self._trail.view(job, own=_is_own(job, visitor), in_full=False) for job in jobs]
+        jobs = self._store.list_jobs(user=visitor.name, asked=True, before=before, limit=limit)
+        return self._trail.views(jobs, lambda job: _is_own(job, visitor))
 
-    def public_jobs(self, before: int | None = None) -> list[JobView]:
-        """Everybody's merges and comparisons whose results are public, newest first, a page of them."""
+    def public_jobs(self, before: int | None = None, limit: int = PAGE_JOBS) -> list[JobView]:
+        """Everybody's merges and comparisons whose results are public, newest first."""
         kinds = ("merge", "diff")  # evaluations stand with their merges
-        jobs = self._store.list_jobs(kinds=kinds, public=True, before=before, limit=PAGE_JOBS)
-        return [self._trail.view(job, own=False, in_full=False) for job in jobs]
+        jobs = self._store.list_jobs(kinds=kinds, public=True, before=before, limit=limit)
+        return self._trail.views(jobs, lambda job: False)
 
     def under_way(self) -> tuple[int, int, int]:
         """How many public jobs are merging, are evaluating, and wait; for everybody."""

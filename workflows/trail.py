@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -16,6 +16,7 @@ from workflows.values import JobView, LogLine, Scoring, list_of, number_of, tabl
 
 LOG_EVENTS = 300  # of a job, that its page shows
 _ASKED = 20  # earlier ones, from which a stage's usual time is taken
+_Scorings = Mapping[tuple[str, str], Sequence[Job]]
 
 
 class Trail:
@@ -27,11 +28,16 @@ class Trail:
         self._suite = suite
         self._measures = measures
 
-    def view(self, job: Job, *, own: bool, in_full: bool = True) -> JobView:
-        """What a page shows of a job; what only its owner may know where it is the visitor's `own`.
+    def view(self, job: Job, *, own: bool) -> JobView:
+        """What a page shows of a job; what only its owner may know where it is the visitor's `own`."""
+        return self._view(job, self._scorings([job]), own=own)
 
-        `in_full`: with its log and statistics, which lists leave out.
-        """
+    def views(self, jobs: Sequence[Job], is_own: Callable[[Job], bool]) -> list[JobView]:
+        """What a list shows of jobs, without logs and statistics; their evaluations are looked for once."""
+        scorings = self._scorings(jobs)
+        return [self._view(job, scorings, own=is_own(job), in_full=False) for job in jobs]
+
+    def _view(self, job: Job, scorings: _Scorings, *, own: bool, in_full: bool = True) -> JobView:
         events = self._store.events(job.id, LOG_EVENTS, statistics=False) if in_full else ()
         newest = self._store.events(job.id, 1, statistics=True) if in_full else ()
         counted = newest[-1].data.get("values") if newest else None
@@ -66,7 +72,7 @@ class Trail:
             license=job.payload.get("license") if own else None,
             log=tuple(map(_line, events)),
             typical_s=self._usual(job, ahead, spent),
-            evaluations=self._evaluations(job, in_full=in_full),
+            evaluations=self._evaluations(job, scorings, in_full=in_full),
             ticket=job.ticket,
             after_s=after.get(job.stage) if job.state is State.RUNNING else None,
             predicted_s=number_of(job.payload, "predicted_s"),
@@ -79,27 +85,36 @@ class Trail:
         busy = self._store.list_jobs(states=[State.RUNNING], kinds=[job.kind], limit=1)
         return spent[""] * (ahead + len(busy) / 2)
 
-    def _evaluations(self, job: Job, *, in_full: bool) -> tuple[Scoring, ...]:
-        """The evaluations of a published merge and of its parents, where it is to have any.
-
-        `in_full`: with the places in the queue.
-        """
+    def _pins(self, job: Job) -> list[tuple[str, str, str]]:
+        """Role, model and commit of a published merge and of its parents, where they may have evaluations."""
         if not self._measures or job.kind != "merge" or job.state is not State.DONE or not job.result:
+            return []
+        merge = ("merge", str(job.result.get("repo", "")), str(job.result.get("commit", "")))
+        return [merge, *pinned_models(table_of(job.payload, "recipe"))]
+
+    def _scorings(self, jobs: Sequence[Job]) -> _Scorings:
+        """The evaluations of merges and of their parents by model and commit, newest first."""
+        found: dict[tuple[str, str], list[Job]] = defaultdict(list)
+        if pins := {(model, sha) for job in jobs for _, model, sha in self._pins(job)}:
+            for evaluation in self._store.evaluations_of(pins):
+                found[evaluation.payload["model"], evaluation.payload["sha"]].append(evaluation)
+        return found
+
+    def _evaluations(self, job: Job, scorings: _Scorings, *, in_full: bool) -> tuple[Scoring, ...]:
+        """Those of a merge that is to have any. `in_full`: with the places in the queue."""
+        pins = self._pins(job)
+        if not pins or job.result is None:
             return ()
-        pins = [("merge", str(job.result.get("repo", "")), str(job.result.get("commit", "")))]
-        pins += pinned_models(table_of(job.payload, "recipe"))
-        asked = self._store.evaluations_of({(model, sha) for _, model, sha in pins})
-        of_merge = (e.payload["suite"] for e in asked if (e.payload["model"], e.payload["sha"]) == pins[0][1:])
+        asked = {(model, sha): scorings.get((model, sha), ()) for _, model, sha in pins}
+        of_merge = (e.payload["suite"] for e in asked[pins[0][1:]])
         suite = suite_of(job.payload, job.result, self._suite) or next(of_merge, None)
         if suite is None:
             return ()
-        found: dict[tuple[str, str], Job] = {}
-        for evaluation in asked:
-            if evaluation.payload["suite"] == suite:  # with others, anybody may have a parent measured
-                found.setdefault((evaluation.payload["model"], evaluation.payload["sha"]), evaluation)
-        queued = [e for e in found.values() if in_full and e.state is State.QUEUED]
+        # with others, anybody may have a parent measured
+        found = {pin: next((e for e in of_pin if e.payload["suite"] == suite), None) for pin, of_pin in asked.items()}
+        queued = [e for e in found.values() if in_full and e is not None and e.state is State.QUEUED]
         places = {e.id: self._store.waiting_before(e) + 1 for e in queued}
-        return tuple(_scoring(pin, found.get(pin[1:]), places) for pin in pins)
+        return tuple(_scoring(pin, found[pin[1:]], places) for pin in pins)
 
 
 def _scoring(pin: tuple[str, str, str], job: Job | None, places: Mapping[str, int]) -> Scoring:

@@ -40,14 +40,13 @@ def publish(store: Store, name: str, use: str = "text-generation", **payload: An
     ended(store, repo=f"ann/{name}", commit=SHA, use=use)
 
 
-def test_everybody_sees_public_merges_and_never_a_private_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workflows.service.PAGE_JOBS", 2)
+def test_everybody_sees_public_merges_and_never_a_private_one(store: Store) -> None:
     for name, user, private in (("one", "ann", False), ("two", "bob", True), ("three", "bob", False)):
         store.submit(merge(name, user, private=private))
     store.submit(merge("four", "cleo"))
     store.submit(evaluation("ann/secret"))
     service = service_of(NOWHERE, store)
-    first = service.public_jobs()
+    first = service.public_jobs(limit=2)
     assert [view.target for view in first] == ["cleo/four", "bob/three"]
     assert [view.target for view in service.public_jobs(first[-1].ticket)] == ["ann/one"]
     bob = Visitor("bob", "t", ("bob",))
@@ -91,6 +90,19 @@ def test_the_evaluations_of_a_merge_are_those_of_its_suite(store: Store) -> None
     store.submit(evaluation("ann/hidden", SHA, "math"))
     own = view_of(store, "hidden", Visitor("ann", "t", ("ann",))).evaluations
     assert [s.state for s in own] == ["queued", "queued", "queued"]
+
+
+def test_a_list_of_merges_looks_for_all_their_evaluations_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two", "three"):
+        publish(store, name)
+    store.submit(evaluation("ann/two"))
+    looks, look = list[int](), store.evaluations_of
+    monkeypatch.setattr(store, "evaluations_of", lambda pins: looks.append(len(pins)) or look(pins))
+    views = service_of(NOWHERE, store, "what evaluates", token="of the bot", suite="zoo").public_jobs()
+    assert [v.evaluations[0].state for v in views] == ["waiting", "queued", "waiting"]
+    assert looks == [5]  # three merges, a base and an agent
 
 
 def test_evaluations_of_a_merge_are_sought_among_the_newest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ below it. The page refreshes while something on it is under way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from textwrap import shorten
 from typing import Any
 
@@ -54,24 +55,22 @@ def _listing(
         wrong.append(f"“{asked['before']}” is no place in the list.")
     above = join(left_out_panel(wrong), tabs("Whose jobs", ways))
 
-    def views(before: int | None) -> list[JobView]:
-        return service.public_jobs(before) if everybody or visitor is None else service.jobs(visitor, before)
-
     if not everybody and visitor is None:
         nobody = notice("info", "Nobody is signed in", el("p", "Sign in to see your jobs."))
         return [join(above, nobody), gr.update(active=False)]
     try:
-        shown = views(before_of(asked))
-        is_more = len(shown) == PAGE_JOBS and bool(views(shown[-1].ticket))  # a full page may be the last one
+        jobs = service.public_jobs if everybody or visitor is None else partial(service.jobs, visitor)
+        found = jobs(before_of(asked), PAGE_JOBS + 1)
     except HubmergeError as error:
         return [join(above, problems_panel(error, "The jobs cannot be listed")), gr.update(active=error.retryable)]
+    shown, more = found[:PAGE_JOBS], found[PAGE_JOBS:]
     if not shown:
         title, way = "Nothing public yet" if everybody else "No jobs yet", join(link("merge", "Start a merge"), ".")
         if "before" in asked:
             title, way = "Nothing older", link("activity" + ("?show=all" * everybody), "The newest")
         return [join(above, notice("info", title, el("p", way))), gr.update(active=False)]
     address = f"activity?show={'all' if everybody else 'mine'}&before={shown[-1].ticket}"
-    older = el("p", link(address, "Older ones")) if is_more else None
+    older = el("p", link(address, "Older ones")) if more else None
     rows = ((v.id, published_row(v, board)) for v in shown)
     kept = {job: row.skills.text for job, row in rows if row and row.skills and row.skills.skills}
     shown = [settled(v) if v.id in kept else v for v in shown]

@@ -181,7 +181,7 @@ def chosen_target(
 
 def newest_ticket(service: Service, visitor: Visitor) -> int:
     """The ticket of the visitor's newest job. A job that starts later has a larger one; one that is found has not."""
-    return max((job.ticket for job in service.jobs(visitor)), default=0)
+    return max((job.ticket for job in service.jobs(visitor, limit=1)), default=0)
 
 
 def sweep_requests(

@@ -196,16 +196,16 @@ class FakeService:
             raise SourceNotFoundError("no such job", where=job_id[:80])
         return view
 
-    def jobs(self, visitor: Visitor, before: int | None = None) -> list[JobView]:
-        return self._page([view for view in self.store.values() if view.user == visitor.name], before)
+    def jobs(self, visitor: Visitor, before: int | None = None, limit: int = 25) -> list[JobView]:
+        return self._page([view for view in self.store.values() if view.user == visitor.name], before, limit)
 
-    def public_jobs(self, before: int | None = None) -> list[JobView]:
+    def public_jobs(self, before: int | None = None, limit: int = 25) -> list[JobView]:
         shown = [view for view in self.store.values() if not view.private and view.kind != "evaluate"]
-        return self._page(shown, before)
+        return self._page(shown, before, limit)
 
-    def _page(self, views: list[JobView], before: int | None) -> list[JobView]:
+    def _page(self, views: list[JobView], before: int | None, limit: int) -> list[JobView]:
         newest = sorted(views, key=lambda view: view.ticket)[::-1]
-        return [view for view in newest if before is None or view.ticket < before][:25]
+        return [view for view in newest if before is None or view.ticket < before][:limit]
 
     def under_way(self) -> tuple[int, int, int]:
         jobs = [view for view in self.store.values() if not view.private]
