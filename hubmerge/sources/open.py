@@ -36,7 +36,7 @@ from hubmerge.recipe.model_name import SYNTHETIC, ModelName, ModelRef
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.adapter_config import FOUR_BITS, parse_adapter_config
 from hubmerge.sources.ancestry import stated_ancestors
-from hubmerge.sources.base import HeaderDigest, Model, StoredTensor
+from hubmerge.sources.base import HeaderDigest, Model, StoredTensor, TokenTable
 from hubmerge.sources.folder import ADAPTER_CONFIG, CONFIG, folder_digest, link_outside, list_folder, read_inside
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
 from hubmerge.sources.remedies import Place
@@ -103,9 +103,11 @@ def open_models(
         raise type(leading)(leading.what, problems=problems)
     models = [_of_base(models[0], model, hub) for model in models]
     if rows_differ(models[0], models[1:]):
-        models = [_with_tokens(model, hub) for model in models]
-    elif keeper := recipe.tokenizer_of:  # whose tokens must be the base's
-        models = [_with_tokens(model, hub) if k in (0, keeper) else model for k, model in enumerate(models)]
+        of = range(len(models))
+    else:
+        of = (0, keeper) if (keeper := recipe.tokenizer_of) else ()  # whose tokens must be the base's
+    for k in of:
+        models[k] = _with_tokens(models[k], hub, models[0].tokens)
     return models[0], tuple(models[1:])
 
 
@@ -122,7 +124,7 @@ def _of_base(base: Model, agent: Model, hub: Hub) -> Model:
     return agent
 
 
-def _with_tokens(model: Model, hub: Hub) -> Model:
+def _with_tokens(model: Model, hub: Hub, base: TokenTable | None) -> Model:
     """The model with the tokens of its tokenizer.json, or without tokens where that file cannot be read."""
     if TOKENIZER not in model.files or model.files[TOKENIZER].size > MAX_TOKENIZER_BYTES:
         return model
@@ -136,7 +138,7 @@ def _with_tokens(model: Model, hub: Hub) -> Model:
     else:
         raw = hub.read_file(model.ref.id, model.ref.sha, TOKENIZER, MAX_TOKENIZER_BYTES)
     content = _json_object(raw, f"{TOKENIZER} in {model.ref}", MAX_TOKENIZER_VALUES)
-    return replace(model, tokens=token_table(content))
+    return replace(model, tokens=token_table(content, base))
 
 
 def open_model(

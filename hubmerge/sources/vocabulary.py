@@ -34,6 +34,7 @@ from hubmerge.text.wording import incompatible, named
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024  # the largest known have 35 MB
 MAX_TOKENIZER_VALUES = 4_000_000  # tokens and merges of the largest known, twice
+MAX_ADDED_TOKENS = 300_000  # more than the largest known vocabulary has; a table of all in the file takes 260 MB
 _MAX_TOKEN_ID = 2**31
 _MATCHING = ("single_word", "lstrip", "rstrip", "normalized", "special")  # how an added token is found in a text
 # of a config: with tokens of the model
@@ -53,8 +54,11 @@ def _tables_of(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     return {n: t for n, t in tensors.items() if len(t.entry.shape) == 2 and (is_embedding(n) or is_head(n))}
 
 
-def token_table(content: Mapping[str, Any]) -> TokenTable | None:
-    """The tokens and rows of a parsed tokenizer.json; None where it is not written as the tokenizers library does."""
+def token_table(content: Mapping[str, Any], base: TokenTable | None = None) -> TokenTable | None:
+    """The tokens and rows of a parsed tokenizer.json; None where it is not written as the tokenizers library does.
+
+    `base`: that of the base, whose texts an agent's table shares. 262,144 tokens take 30 MB else, for each agent. Of a
+    table that lacks or moves tokens of the base, which cannot join, these alone are kept."""
     model = content.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, list):  # Unigram: [token, score] in the order of the ids
@@ -78,6 +82,11 @@ def token_table(content: Mapping[str, Any]) -> TokenTable | None:
     except UnicodeEncodeError:  # half a character, for which the library refuses the file
         return None
     ids = dict(pairs)
+    if base is not None:
+        own = ids.keys() - base.ids.keys() if base.ids.items() <= ids.items() else ()
+        if len(own) > MAX_ADDED_TOKENS:
+            return None
+        ids = {token: ids[token] for token in base.ids if token in ids} | {token: ids[token] for token in own}
     matching = {entry["content"]: {key: entry.get(key) is True for key in _MATCHING} for entry in added}
     # as the library counts them: behind the last one added, or behind its own vocabulary
     last = max((ids[token] for token in matching), default=-1)

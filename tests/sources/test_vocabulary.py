@@ -339,6 +339,20 @@ def test_tokens_are_read_as_the_tokenizers_library_writes_them(content: Any, tok
     assert (table and table.ids) == tokens
 
 
+def test_the_tokens_of_an_agent_share_the_texts_of_the_base_s_and_hold_no_vocabulary_of_its_own(monkeypatch):
+    def table(*tokens: str, base: Any = None) -> Any:
+        return token_table({"model": {"vocab": {t.lower(): i for i, t in enumerate(tokens)}}}, base)
+
+    base = table("ONE", "TWO")
+    grown = table("ONE", "TWO", "MORE", base=base)
+    assert grown.ids == {"one": 0, "two": 1, "more": 2}
+    assert all(mine is theirs for mine, theirs in zip(grown.ids, base.ids, strict=False))
+    assert table("MORE", "ONE", base=base).ids == {"one": 1}  # which moved
+    monkeypatch.setattr("hubmerge.sources.vocabulary.MAX_ADDED_TOKENS", 1)
+    assert table("ONE", "TWO", "MORE", base=base) is not None
+    assert table("ONE", "TWO", "MORE", "MOST", base=base) is None
+
+
 def test_a_vocabulary_size_that_is_no_number_is_refused(tmp_path: Path, base: Path):
     agents = [agent(tmp_path / name, n, 1, {f"<{name}>": 40}, vocab_size=[41]) for n, name in enumerate("ab", start=1)]
     with pytest.raises(IncompatibleError, match="another vocab_size"):
