@@ -13,7 +13,10 @@ import pytest
 from board_helpers import HOSTILE, PARENTS, family, parent, result, sha
 from pages_fake import ENDPOINT, FakeBoard
 from pages_session import Site, shown
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
+from hubmerge.board.export import board_json
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import COMBINED, Board, Flag, Refusal, SuiteBoard
 from hubmerge.errors import HubUnavailableError
@@ -21,7 +24,7 @@ from workflows.app.board_chart import chart_table, score_chart
 from workflows.app.board_query import MAX_LINES, ROWS_A_PAGE, BoardQuery, asked, matching
 from workflows.app.board_table import VIEWS, columns, skills_text
 from workflows.app.board_view import board_view, comparison, refused_panel
-from workflows.app.leaderboard_page import leaderboard_page
+from workflows.app.leaderboard_page import board_routes, leaderboard_page
 from workflows.app.model_panels import lineage_section, model_head, score_sections, statistics_section
 
 
@@ -198,6 +201,17 @@ def test_a_board_that_cannot_be_had_is_no_broken_page(url: str, source: FakeBoar
         assert answer.status_code == 503
     assert answer.headers["x-hubmerge"] == "board"  # else its script would not show it
     assert ("&lt;img src=x" in answer.text, "<img" in answer.text) == (True, False)
+
+
+def test_the_whole_board_is_written_once_and_anew_when_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, source = list[Board](), FakeBoard(full_board())
+    name = "workflows.app.leaderboard_page.board_json"
+    monkeypatch.setattr(name, lambda board: made.append(board) or board_json(board))
+    client = TestClient(Starlette(routes=board_routes(source)))
+    first, again = (client.get("/board.json").content for _ in range(2))
+    source.content = Board()
+    assert first == again != client.get("/board.json").content
+    assert len(made) == 2
 
 
 # --- without a browser -----------------------------------------------------------------------------------
