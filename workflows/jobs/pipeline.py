@@ -15,9 +15,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from hubmerge.engine.options import StreamOptions
+from hubmerge.engine.sink import MANIFEST
 from hubmerge.line import Prepared, Request, merge_to_hub, prepare
+from hubmerge.machine.disk_errors import writing
 from hubmerge.output.finished import load_report
-from hubmerge.output.publish import Target
+from hubmerge.output.publish import MAX_MANIFEST_BYTES, Target, find_published
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings, load_settings
 from workflows.jobs.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
@@ -47,10 +49,16 @@ def run(spec: JobSpec, emit: Emit) -> None:
     observer.stage("resolve")
     prepared = prepare(recipe_from_dict(payload["recipe"]), hub, Request(target, payload.get("license")), observer)
     folder, cache = spec.workdir / "out", spec.workdir / "inputs"
-    settings = load_settings()
-    options = replace(stream_options(settings), cache=cache, sensitivities=spec.shared / "sensitivity")
-    published = merge_to_hub(prepared, hub, folder, options, observer)
-    shutil.rmtree(cache, ignore_errors=True)
+    published = find_published(hub, target, prepared.identity) if prepared.published else None
+    if published is not None:  # by an attempt that was lost, maybe with the whole data folder
+        with writing(folder / MANIFEST):
+            folder.mkdir(parents=True, exist_ok=True)
+            manifest = hub.read_file(published.repo, published.commit, MANIFEST, MAX_MANIFEST_BYTES)
+            (folder / MANIFEST).write_bytes(manifest)
+    else:
+        options = replace(stream_options(load_settings()), cache=cache, sensitivities=spec.shared / "sensitivity")
+        published = merge_to_hub(prepared, hub, folder, options, observer)
+        shutil.rmtree(cache, ignore_errors=True)
     report = load_report(folder)
     parents = (prepared.plan.base, *prepared.plan.agents)
     held = {file.sha256 for parent in parents for file in parent.files.values()}

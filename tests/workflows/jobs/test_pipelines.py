@@ -78,6 +78,15 @@ def test_the_result_says_where_it_is_and_what_it_took(hub: Hub, tmp_path: Path) 
     assert values["run"]["seconds"] > 0
 
 
+def test_what_the_target_holds_already_is_told_and_not_merged_anew(hub: Hub, tmp_path: Path) -> None:
+    """A data folder that was lost with a restart, or restored from a backup, knows nothing of it."""
+    recipe = {"agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
+    first, _ = merged(hub, tmp_path / "lost", "ada/merged-before", **recipe)
+    with patch.object(pipeline, "merge_to_hub", side_effect=AssertionError("it is merged anew")):
+        again, _ = merged(hub, tmp_path / "new", "ada/merged-before", **recipe)
+    assert again == first
+
+
 def test_a_merge_that_equals_an_agent_is_not_known_by_that_agent_s_weights(hub: Hub, tmp_path: Path) -> None:
     """Else who merges a copy of an agent would keep the agent from every rule, as a merge of the bot's."""
     recipe = {"method": "task_arithmetic", "parameters": {"lambda": 1.0}, "rounding": "nearest"}
