@@ -15,6 +15,8 @@ from typing import Any
 
 from processes import ROOT
 
+from hubmerge.board.results_dataset import ResultsDataset
+from hubmerge.hub.client import Hub
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 from workflows.jobs.evaluations import Pin, RecordedScores, ScoreKey
@@ -66,6 +68,7 @@ class FakeScores(RecordedScores):
 
     def __init__(self, default_suite: str | None = None, version: str = "1") -> None:
         self.default_suite = default_suite
+        self.dataset = ResultsDataset(Hub(NOWHERE), "zoo/results")
         self.version = version
         self.known: set[ScoreKey] = set()
         self.means: dict[Pin, float] = {}

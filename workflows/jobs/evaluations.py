@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from hubmerge.board.export import flag_text
 from hubmerge.board.lineage import Lineage
@@ -154,8 +154,10 @@ class EvaluationRequests:
 
     def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
         """The keys that have neither a job nor a score; the leaderboard is asked only where there is no job."""
+        present = self.scores.dataset.repo
+        here = func.coalesce(JOBS.c.result["repo"].as_string(), present) == present  # where those that are done recorded
         with self._store.reading() as connection:
-            asked = set(connection.execute(select(JOBS.c.id).where(JOBS.c.kind == EVALUATION)).scalars())
+            asked = set(connection.execute(select(JOBS.c.id).where(JOBS.c.kind == EVALUATION, here)).scalars())
         failed = self._store.list_jobs(states=[State.FAILED], kinds=[EVALUATION], limit=None)
         asked -= {job.id for job in failed if self._failed_long_ago(job)}
         left = [key for key in keys if evaluation_id(key) not in asked]
@@ -163,7 +165,8 @@ class EvaluationRequests:
         return [key for key in left if key not in scored]
 
     def request(self, key: ScoreKey, priority: int, *, private: bool = False, asked_by: str = "") -> Job:
-        """The job of this evaluation, queued unless it is there already, in whatever state but failed long ago.
+        """The job of this evaluation, queued unless it is there already, in whatever state but failed long ago or done
+        for another results dataset than the present one.
 
         `private`: it is wanted for something that only the account's owner may see. `asked_by`: a visitor wants it, who
         has a quota of ASKED_EACH beside the account's, and for whom a cancelled job starts again. QuotaError when there
@@ -172,7 +175,8 @@ class EvaluationRequests:
         new = evaluation_job(key, self._account.name, priority, private=private, asked_by=asked_by)
 
         def again(job: Job) -> bool:
-            return (job.state is State.CANCELLED and bool(asked_by)) or self._failed_long_ago(job)
+            elsewhere = (job.result or {}).get("repo") not in (None, self.scores.dataset.repo)
+            return elsewhere or (job.state is State.CANCELLED and bool(asked_by)) or self._failed_long_ago(job)
 
         # where merges alone fill every place, a rule would wait for its candidates without end
         limit = ASKED_EACH if asked_by else self._store.jobs_per_user + (priority == OF_CANDIDATE)

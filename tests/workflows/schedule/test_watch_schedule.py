@@ -171,6 +171,21 @@ def test_an_evaluation_that_failed_without_a_record_is_due_again_hours_later(ben
     assert bench.store.get(job.id).state is State.QUEUED
 
 
+def test_what_was_recorded_in_another_results_dataset_is_due_in_the_present_one(bench: Bench) -> None:
+    bench.merge("one")
+    bench.tick()
+    while (job := bench.store.claim("worker")) is not None:
+        bench.store.finish(job.id, job.fence, {"repo": bench.board.dataset.repo})
+    bench.tick()
+    assert {job.state for job in bench.evaluations()} == {State.DONE}
+    bench.board.dataset.repo = "zoo/another"  # another HUBMERGE_RESULTS, which has one of these scores
+    known, *others = bench.evaluations()
+    bench.board.known = {ScoreKey(*(known.payload[name] for name in ScoreKey._fields))}
+    bench.tick()
+    assert bench.store.get(known.id).state is State.DONE
+    assert {bench.store.get(job.id).state for job in others} == {State.QUEUED}
+
+
 def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_and_watched_are_not(bench: Bench) -> None:
     bench.merge("open", suite=None)
     bench.merge("hidden", suite=None, private=True)
