@@ -115,8 +115,12 @@ def serve(
     # Named as TCP, since asyncio turns Nagle's algorithm off only then: without it every answer takes 40 ms.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        last = data_dir / "lock"  # says the port of the last start, by which cards and jobs name what lies here
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            listener.bind(("127.0.0.1", port or int(last.read_text())))
         try:
-            listener.bind(("127.0.0.1", port))
+            if not listener.getsockname()[1]:
+                listener.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
             raise HubUnavailableError(
                 "the port is not free",
@@ -126,6 +130,8 @@ def serve(
             ) from error
         endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
         hub = open_hub(data_dir, known, limits, endpoint=endpoint)
+        with contextlib.suppress(OSError):
+            last.write_text(endpoint.rpartition(":")[2])
         if zoo:
             seed_zoo(hub, examples() / "zoo")
             seed_datasets(hub, examples() / "datasets")

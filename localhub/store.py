@@ -132,7 +132,7 @@ class Store:
         with written("the data folder cannot be used", str(data_dir)):
             data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             _refuse_foreign(data_dir)
-            self._lock_file = (data_dir / "lock").open("w")
+            self._lock_file = (data_dir / "lock").open("a")
         self._tmp = data_dir / "tmp"
         self._local = threading.local()
         self._connections: WeakSet[_Connection] = WeakSet()  # one goes with the thread that opened it

@@ -52,6 +52,18 @@ def test_a_restart_keeps_everything(tmp_path: Path) -> None:
         assert get_session().get(f"{hub.endpoint}/.well-known/jwks.json").json() == keys
 
 
+def test_a_restart_keeps_the_port_while_it_is_free(tmp_path: Path) -> None:
+    """Cards have the addresses of what was merged; under others they would be taken for edited ones."""
+    with LocalHubProcess(tmp_path / "hub") as hub:
+        first = hub.endpoint
+    with LocalHubProcess(tmp_path / "hub") as hub:
+        assert hub.endpoint == first
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", int(first.rpartition(":")[2])))
+        with LocalHubProcess(tmp_path / "hub") as hub:
+            assert hub.endpoint != first
+
+
 def test_kills_at_any_moment_leave_whole_commits_only(tmp_path: Path) -> None:
     """Every commit sets two files, one regular and one large, to the same number; they never differ."""
     hub = LocalHubProcess(tmp_path / "data").start()
