@@ -17,8 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hubmerge.board.results_dataset import ResultsDataset
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import FormatError, GatedError, PermissionDeniedError, SourceNotFoundError
 from hubmerge.evaluation.result import EvaluationResult
@@ -31,9 +32,6 @@ from hubmerge.output.publish import MAX_MANIFEST_BYTES
 from hubmerge.output.report import Report
 from hubmerge.text.plain_yaml import dump_plain_yaml
 from hubmerge.text.wording import json_file
-
-if TYPE_CHECKING:
-    from hubmerge.board.results_dataset import ResultsDataset
 
 CARD = "README.md"
 FOLDER = ".eval_results"

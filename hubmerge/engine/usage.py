@@ -10,11 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from hubmerge.plan.disk import DiskGauge
-    from hubmerge.sources.shard_cache import Fetched
+from hubmerge.plan.disk import DiskGauge
+from hubmerge.sources.shard_cache import Fetched
 
 _PEAKS = ("high_water_bytes",)  # of Fetched; the others are counts
 

@@ -16,19 +16,17 @@ from fnmatch import fnmatchcase
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.result import first_reason
 from hubmerge.evaluation.tasks.base import Rows
+from hubmerge.hub.client import TreeFile
 from hubmerge.hub.names import is_hub_id
 from hubmerge.settings import DEFAULT_ENDPOINT
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
-
-if TYPE_CHECKING:
-    from hubmerge.hub.client import TreeFile
 
 PINS = Path(__file__).with_name("pins.yaml")
 _LEGACY_INFOS = "dataset_infos.json"  # features of datasets from before there were cards with them

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.pins import DatasetPin, Pins, content_digest, dataset_digest, own_pins
@@ -22,10 +22,8 @@ from hubmerge.evaluation.result import Split
 from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
 from hubmerge.evaluation.tasks.bfcl import CATEGORIES
 from hubmerge.evaluation.tasks.ruler import LENGTHS
+from hubmerge.hub.client import Hub, RepoState, TreeFile
 from hubmerge.text.wording import did_you_mean
-
-if TYPE_CHECKING:
-    from hubmerge.hub.client import Hub, RepoState, TreeFile
 
 VERSION_DIGITS = 12
 RULES = 4  # grows with each change in how the runner asks and cuts that moves scores

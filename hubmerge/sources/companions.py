@@ -17,18 +17,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hubmerge.errors import FormatError, MemoryLimitError, Problem, SourceChangedError
+from hubmerge.hub.client import Hub
+from hubmerge.hub.names import FileInfo
 from hubmerge.sources.base import Model
 from hubmerge.sources.config import told, without_code
 from hubmerge.sources.folder import link_outside, read_inside
 from hubmerge.sources.vocabulary import TOKENIZER
 from hubmerge.text.wording import incompatible, named
-
-if TYPE_CHECKING:
-    from hubmerge.hub.client import Hub
-    from hubmerge.hub.names import FileInfo
 
 Kind = Literal["settings", "table", "text", "binary", "weights", "license"]
 ReadFile = Callable[[Model, str], bytes]
