@@ -1,4 +1,4 @@
-"""A model in a folder, a server that has it, and a Hub's client of that server, whose clock does not wait."""
+"""A model in a folder, a server that has it, and a Hub's client of that server, which does not wait."""
 
 from __future__ import annotations
 
@@ -15,19 +15,10 @@ from hubmerge.hub.errors import Patience
 from hubmerge.hub.names import FileInfo
 
 
-class Clock:
-    """Stands for time.sleep and remembers the pauses."""
-
-    def __init__(self) -> None:
-        self.pauses: list[float] = []
-
-    def __call__(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def pauses() -> list[float]:
+    """Noted instead of waited for."""
+    return []
 
 
 @pytest.fixture
@@ -42,8 +33,8 @@ def server(folder: Path) -> Iterator[ScriptedHub]:
 
 
 @pytest.fixture
-def hub(server: ScriptedHub, clock: Clock) -> Hub:
-    return Hub(server.endpoint, "hf_canary_token", patience=Patience(sleep=clock))
+def hub(server: ScriptedHub, pauses: list[float]) -> Hub:
+    return Hub(server.endpoint, "hf_canary_token", patience=Patience(sleep=pauses.append))
 
 
 def weights(server: ScriptedHub) -> FileInfo:

@@ -1,3 +1,3 @@
 from __future__ import annotations
 
-from served_models import clock, folder, hub, server  # noqa: F401, fixtures of this folder
+from served_models import folder, hub, pauses, server  # noqa: F401, fixtures of this folder

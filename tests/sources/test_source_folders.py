@@ -13,7 +13,6 @@ import pytest
 from builders import T, llama_config, random_base, tensor, write_index, write_model
 from plan_helpers import NOWHERE, opened
 from scripted_hub import ScriptedHub
-from served_models import Clock
 from source_helpers import bytes_of, on_hub, refuse_folder
 
 from hubmerge.errors import (
@@ -199,12 +198,12 @@ def test_an_index_may_only_name_shards_that_are_there(sharded: Path):
         assert told.endswith("Fetch the whole model, with all of its shards.")
 
 
-def test_a_hostile_index_sends_no_request(sharded: Path, clock: Clock):
+def test_a_hostile_index_sends_no_request(sharded: Path, pauses: list[float]):
     for shard in ("../../etc/passwd", "http://127.0.0.1/x.safetensors", "gone.safetensors"):
         write_index(sharded, {**dict.fromkeys(BASE, FIRST), "model.norm.weight": shard})
         with ScriptedHub({p.name: p.read_bytes() for p in sharded.iterdir()}) as server:
             with pytest.raises(IndexFileError):
-                on_hub(Hub(server.endpoint, patience=Patience(sleep=clock)), "org/model")
+                on_hub(Hub(server.endpoint, patience=Patience(sleep=pauses.append)), "org/model")
             assert server.paths("resolve") == [f"/org/model/resolve/{'a' * 40}/model.safetensors.index.json"]
 
 

@@ -10,7 +10,6 @@ from builders import random_base, read_model, sparse_agent, write_model
 from huggingface_hub import HfApi
 from plan_helpers import plan_of
 from scripted_hub import ScriptedHub, error
-from served_models import Clock
 from source_helpers import bytes_of, lora, on_hub, pair, write_adapter
 
 from hubmerge.errors import (
@@ -41,9 +40,9 @@ def repo(ada: HfApi, request: pytest.FixtureRequest, folder: Path) -> str:
 
 
 @pytest.fixture
-def bob(local_hub: LocalHubProcess, clock: Clock) -> Hub:
+def bob(local_hub: LocalHubProcess, pauses: list[float]) -> Hub:
     """Somebody else than ada."""
-    return Hub(local_hub.endpoint, local_hub.tokens["bob"], patience=Patience(sleep=clock))
+    return Hub(local_hub.endpoint, local_hub.tokens["bob"], patience=Patience(sleep=pauses.append))
 
 
 def test_a_repo_is_pinned_and_read_like_the_folder_it_came_from(
@@ -84,11 +83,11 @@ def test_a_gated_repo_says_how_to_get_in(bob: Hub, local_hub: LocalHubProcess, a
     assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), repo).gated
 
 
-def test_only_safetensors_is_opened_and_nothing_of_a_pickle_is_fetched(folder: Path, clock: Clock):
+def test_only_safetensors_is_opened_and_nothing_of_a_pickle_is_fetched(folder: Path, pauses: list[float]):
     files = {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix != ".safetensors"}
     with ScriptedHub({**files, "pytorch_model.bin": b"\x80\x02}q\0."}) as server:
         with pytest.raises(FormatError, match=r"pytorch_model\.bin") as caught:
-            on_hub(Hub(server.endpoint, patience=Patience(sleep=clock)), "org/model@step/9")
+            on_hub(Hub(server.endpoint, patience=Patience(sleep=pauses.append)), "org/model@step/9")
         fetch = "hf download org/model --revision step/9 --local-dir org-model-step-9"
         assert f"name ./org-model-step-9: {fetch} && python -c" in str(caught.value), "two revisions share no folder"
         assert [path.rpartition("/")[2] for path in server.paths("resolve")] == ["config.json"]  # names the class
