@@ -8,6 +8,7 @@ there can write what is run.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ def is_built() -> bool:
     """Whether `loaded` has nothing to build."""
     compiler = None if any(_places()) else find_compiler()
     folder = user_cache()
-    return compiler is None or (folder is not None and _path(folder, compiler).is_file())
+    return compiler is None or (folder is not None and os.access(_path(folder, compiler), os.R_OK))
 
 
 def _places() -> list[Path]:

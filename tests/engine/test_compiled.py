@@ -128,10 +128,12 @@ def test_a_compiler_that_fails_is_told_in_its_own_words_and_one_that_hangs_is_en
     assert said in (fast.unavailable() or "")
 
 
+@pytest.mark.parametrize("folder", [None, Path("x" * 256)], ids=["no home", "one that cannot be looked into"])
 def test_where_nothing_can_be_kept_it_is_built_all_the_same(
-    bare: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    bare: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, folder: Path | None
 ) -> None:
-    monkeypatch.setattr(compiled, "user_cache", lambda: None)
+    monkeypatch.setattr(compiled, "user_cache", lambda: folder)
+    assert not compiled.is_built()
     assert isinstance(compiled.library(), Library)
 
 
