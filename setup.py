@@ -17,6 +17,9 @@ class WithExamples(build_py):
     """The package, the examples' data, recipes and rules as hubmerge/examples, and the pages that the app shows."""
 
     def run(self) -> None:
+        if not self.editable_mode:  # a module that is gone lies there from an earlier build, and a method would merge
+            for package in ("hubmerge", "localhub", "workflows"):
+                shutil.rmtree(Path(self.build_lib, package), ignore_errors=True)
         super().run()
         if not self.editable_mode:
             code = shutil.ignore_patterns("__pycache__", "*.py")
