@@ -124,6 +124,11 @@ def user_cache() -> Path | None:
         return None
 
 
+def library_path() -> dict[str, str]:
+    """The variable without which some Pythons, such as an environment module's, do not find their own libraries."""
+    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+
+
 def use_one_blas_thread() -> None:
     """Let numpy's BLAS use one thread in this process, if numpy was not imported yet. Its other threads would spin for
     0.1 s, and matrix products need one thread anyway, so that the order of their sums is the same on every machine."""

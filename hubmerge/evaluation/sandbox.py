@@ -40,6 +40,7 @@ from hubmerge.errors import DeviceError, MachineFaultError
 from hubmerge.isolation import seccomp
 from hubmerge.isolation.child import plain
 from hubmerge.isolation.confinement import Limits
+from hubmerge.settings import library_path
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _START_S = 60.0  # until the process is confined; a machine under load may need seconds
@@ -119,7 +120,7 @@ def _child(
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=_ENVIRONMENT,
+            env={**_ENVIRONMENT, **library_path()},
             pass_fds=[end.fileno() for end in ends],
             start_new_session=True,
         )

@@ -41,6 +41,7 @@ def main() -> None:
     except (DeviceError, OSError) as error:
         sys.exit(str(error))
     sys.path.remove(job["package_root"])
+    os.environ.pop("LD_LIBRARY_PATH", None)
     for name in [name for name in sys.modules if name.split(".")[0] == "hubmerge"]:
         del sys.modules[name]
     # without `site` these are missing, and with it they are the same

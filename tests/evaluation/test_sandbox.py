@@ -225,6 +225,15 @@ def test_it_sees_an_empty_folder_and_no_environment(monkeypatch):
     assert run_python(program, tests)
 
 
+def test_a_python_that_finds_its_libraries_by_a_variable_starts(monkeypatch, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ntest "$LD_LIBRARY_PATH" = /opt/module || exit 127\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/module")
+    assert run_python("import os", "assert 'LD_LIBRARY_PATH' not in os.environ")
+
+
 @pytest.mark.skipif(not landlock_abi(), reason="this kernel has no Landlock")
 @pytest.mark.parametrize("path", ["/etc/passwd", "/proc/{parent}/environ", __file__])
 def test_it_reads_no_file_outside_of_the_library(path):
