@@ -165,6 +165,7 @@ def _runnable(options: StreamOptions, observer: Observer) -> tuple[StreamOptions
         return options, fast
     observer.warning(
         "this machine has no fast pass, so that the merge takes some sixty times as long; its bytes are the same: "
-        f"{why}. A C compiler mends it: install gcc, or `pip install ziglang`"
+        f"{why}. It takes a C compiler (install gcc, or `pip install ziglang`) and a folder with room for it, where "
+        "programs may run (XDG_CACHE_HOME or TMPDIR)"
     )
     return replace(options, backend="eager"), definition
