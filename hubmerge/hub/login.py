@@ -33,6 +33,13 @@ def stored_token(endpoint: str) -> str | None:
             except UnicodeDecodeError:
                 step = "Write the token into it as UTF-8, or run `hf auth login` again."
                 raise LoginError("the login is no text", where=constants.HF_TOKEN_PATH, next_step=step) from None
+            except NotADirectoryError:  # a home that is none, such as /dev/null, holds no login
+                return None
+            except OSError as error:
+                if error.filename is None:  # an answer of the Hub
+                    raise
+                why, step = error.strerror or str(error), "Set HF_TOKEN, or HF_HOME to a folder that you may use."
+                raise LoginError("the login cannot be used", where=error.filename, got=why, next_step=step) from None
     except errors.OIDCError as error:
         raise LoginError(
             "no token for this job of a CI service",

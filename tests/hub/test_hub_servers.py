@@ -684,6 +684,16 @@ def test_a_login_that_a_windows_shell_wrote_is_named(tmp_path: Path, monkeypatch
         stored_token(DEFAULT_ENDPOINT)
 
 
+def test_a_login_that_cannot_be_read_is_named_and_a_home_that_is_no_folder_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path))  # as Docker mounts a file that is not there
+    with pytest.raises(LoginError, match=rf"cannot be used in {tmp_path}: got Is a directory\. Set HF_TOKEN"):
+        stored_token(DEFAULT_ENDPOINT)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/dev/null/.cache/huggingface/token")
+    assert stored_token(DEFAULT_ENDPOINT) is None
+
+
 @pytest.mark.parametrize(
     ("token", "code"), [("", ""), ("", "RepoNotFound"), ("hf_canary_token", "RepoNotFound")], ids=str
 )
