@@ -123,7 +123,7 @@ def serve(
                 listener.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
             raise HubUnavailableError(
-                "the port is not free",
+                "the embedded Hub cannot listen there",
                 where=f"127.0.0.1:{port}",
                 got=str(error),
                 next_step="Choose another port, or 0 for any free one.",
