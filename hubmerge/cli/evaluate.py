@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from tempfile import TemporaryFile
 from typing import Any
 
 from hubmerge.board.results_dataset import details_of
@@ -18,7 +19,7 @@ from hubmerge.evaluation.runner import EvaluateOptions
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.login import hub_of_user
 from hubmerge.library import evaluate, evaluation_folder
-from hubmerge.machine.disk_errors import make_folder
+from hubmerge.machine.disk_errors import make_folder, writing
 from hubmerge.machine.extras import require
 from hubmerge.recipe.file import model_here
 from hubmerge.settings import Settings
@@ -33,6 +34,8 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         if arguments.out.is_dir() or arguments.out.suffix == _DETAILS:
             got, step = "the name of a folder", "Name a file that ends in .json."
             raise DiskError("the result cannot be written", where=str(arguments.out), got=got, next_step=step)
+        with writing(arguments.out), TemporaryFile(dir=arguments.out.parent):
+            pass
     hub, name = hub_of_user(settings), model_here(arguments.model, terminal.warning)
     terminal.stage("resolve")
     suite = pin(arguments.suite, hub, arguments.split, limit=arguments.limit, dtype=arguments.dtype)

@@ -56,7 +56,7 @@ def test_an_option_that_is_no_such_number_is_wrong_usage(
     assert f"{option}: must be a " in message
 
 
-@pytest.mark.parametrize("out", ["/proc/none/r.json", ".", "r.details"])
+@pytest.mark.parametrize("out", ["/proc/none/r.json", "/proc/r.json", ".", "r.details"])
 def test_a_result_that_could_not_be_written_is_refused_before_the_model_is_asked(
     out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
