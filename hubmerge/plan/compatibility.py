@@ -50,12 +50,13 @@ _DEFAULTED_KEYS = (
 
 def base_problems(base: Model, kept: frozenset[str]) -> list[Problem]:
     """Problems of the base that forbid any merge into it; tensors of the names `kept` are not merged."""
-    problems = _quantized(base)
     tensors = {n: t for n, t in base.tensors.items() if n not in kept}
+    floats = any(t.entry.dtype in FLOAT_DTYPES for t in tensors.values())
+    problems = _quantized(base, tensors if floats else {})
     unsupported = [n for n, t in tensors.items() if t.entry.dtype.startswith("F") and t.entry.dtype not in FLOAT_DTYPES]
     if unsupported:
         problems.append(_dtype_problem(base, unsupported, "Convert them to float32."))
-    elif not any(t.entry.dtype in FLOAT_DTYPES for t in tensors.values()):
+    elif not floats:
         problems.append(
             incompatible(
                 "nothing to merge: no tensor of floating point numbers",
@@ -63,8 +64,6 @@ def base_problems(base: Model, kept: frozenset[str]) -> list[Problem]:
                 got="integers only" if tensors or not kept else "`ignore` names every tensor",
             )
         )
-    elif packed := [f"{n} ({t.entry.dtype})" for n, t in tensors.items() if _is_packed(n, t)]:
-        problems.append(_stands_for_others(base, str(base.ref), "weights of floating point numbers", named(packed)))
     return problems
 
 
@@ -137,7 +136,7 @@ def agent_problems(base: Model, agent: Model, ignoring: str | None = None) -> li
         # every other problem would follow from this one
         step = f"Remove {agent.ref.id} or choose its own base."
         return [unfit("another architecture", expected=expected, got=got, next_step=step)]
-    problems = _quantized(agent)
+    problems = _quantized(agent, {n: t for n, t in agent.tensors.items() if n not in base.tensors})
     if parts := adapter_parts(base, agent):
         what, expected = "an adapter that is not merged into the weights beside it", "the base's tensors alone"
         step = (
@@ -191,22 +190,21 @@ def _with_line(why: str, ignoring: str | None, otherwise: str) -> str:
     return f"{why}, put this line into the recipe: {ignoring}. Otherwise: {otherwise}" if ignoring else otherwise
 
 
-def _quantized(model: Model) -> list[Problem]:
-    if not (found := quantized(model.config)):
-        return []
-    return [_stands_for_others(model, f"config.json of {model.ref}", f"no {found[0]}", shown(found[1]))]
+def _quantized(model: Model, tensors: Mapping[str, StoredTensor]) -> list[Problem]:
+    where, expected, got = str(model.ref), "weights of floating point numbers", ""
+    if found := quantized(model.config):
+        where, expected, got = f"config.json of {model.ref}", f"no {found[0]}", shown(found[1])
+    elif packed := [f"{n} ({t.entry.dtype})" for n, t in tensors.items() if _is_packed(n, t)]:
+        got = named(packed)
+    what = "quantized weights, which stand for others than they store"
+    step = f"Name {origin_of(model.card) or 'the model before quantization'} instead."
+    return [incompatible(what, where=where, expected=expected, got=got, next_step=step)] if got else []
 
 
 def _is_packed(name: str, tensor: StoredTensor) -> bool:
     """Whether these are weights as numbers of few bits, which config.json should tell, and no positions or counters."""
     matrix = len(tensor.entry.shape) > 1 and tensor.entry.dtype.startswith(("I", "U"))
-    return matrix and name.rpartition(".")[2] in ("weight", "qweight", "weight_packed")
-
-
-def _stands_for_others(model: Model, where: str, expected: str, got: str) -> Problem:
-    what = "quantized weights, which stand for others than they store"
-    step = f"Name {origin_of(model.card) or 'the model before quantization'} instead."
-    return incompatible(what, where=where, expected=expected, got=got, next_step=step)
+    return matrix and name.rpartition(".")[2] in ("weight", "qweight", "weight_packed", "_data")  # the last is quanto's
 
 
 def _dtype_problem(model: Model, names: Sequence[str], otherwise: str) -> Problem:

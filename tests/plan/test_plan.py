@@ -134,17 +134,23 @@ def test_a_base_of_integers_alone_is_refused():
     assert "nothing to merge" in problem
 
 
-def test_weights_of_integers_are_refused_before_they_are_fetched_though_no_config_calls_them_quantized():
-    weight, positions = "model.layers.0.mlp.up_proj.weight", "model.position_ids"
+@pytest.mark.parametrize("end", ["", "._data"])  # the second as optimum-quanto writes it
+def test_weights_of_integers_are_refused_before_they_are_fetched_though_no_config_calls_them_quantized(end: str):
+    plain, positions = "model.layers.0.mlp.up_proj.weight", "model.position_ids"
+    weight = plain + end
 
     def made(name: str) -> Model:
-        return model(name, {**SHAPES, positions: (1, 8)}, dtypes={weight: "U8", positions: "I64"})
+        shapes = {weight if n == plain else n: shape for n, shape in SHAPES.items()}
+        return model(name, {**shapes, positions: (1, 8)}, dtypes={weight: "U8", positions: "I64"})
 
     models = made("org/base"), made("org/a"), made("org/b")
     (problem,) = problems(*models)
     assert "quantized weights, which stand for others than they store in org/base@6f72672f6261: expected" in problem
     assert f"got {weight} (U8). Name the model before" in problem
     assert {t.name for t in plan(*models, ignore=[weight]).tensors() if t.action == "copy"} == {weight, positions}
+    floats = model("org/base", {**SHAPES, positions: (1, 8)}, dtypes={positions: "I64"})
+    of_agent = problems(floats, *models[1:])[0]
+    assert ("they store in org/a@" in of_agent) == bool(end), "else its dtype is told"
 
 
 def test_many_tensors_are_counted_rather_than_all_named():
