@@ -16,7 +16,7 @@ from hubmerge.errors import FormatError
 from hubmerge.hub.names import FileInfo, stated_bases
 from hubmerge.recipe.model_name import is_path
 
-_PICKLED = re.compile(r"(?:pytorch_model[^/]*|adapter_model)\.bin")  # as transformers and peft wrote them
+_PICKLED = re.compile(r"(?:pytorch_model(?!_fsdp)[^/]*|adapter_model)\.bin")  # as transformers and peft wrote them
 _OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz", ".distcp")
 _BELOW = {
     "adapters": ("/adapter_config.json",),  # as PEFT saves those of other names than `default`
@@ -41,6 +41,13 @@ _TRAINED = (
         re.compile(r"(?:(.+)/)?pytorch_model_fsdp_0/[^/]+\.distcp"),
         "shards of FSDP",
         "accelerate merge-weights {0}/pytorch_model_fsdp_0 {0}",
+        "",
+    ),
+    (
+        re.compile(r"(?:(.+)/)?pytorch_model_fsdp\.bin"),
+        "a whole state of FSDP (pickled, which can run code)",
+        # under the name that transformers looks for; what converts that is told next
+        "cp {0}/pytorch_model_fsdp.bin {0}/pytorch_model.bin",
         "",
     ),
     (

@@ -335,6 +335,7 @@ TRAINED = {
     "step_9/actor/model_world_size_2_rank_1.pt": "python -m verl.model_merger merge --backend fsdp --local_dir",
     "zero_to_fp32.py": "--safe_serialization",
     "pytorch_model_fsdp_0/__0_0.distcp": "accelerate merge-weights",
+    "pytorch_model_fsdp.bin": "/pytorch_model.bin",
     "adapters.safetensors": "mlx_lm.fuse --model BASE --adapter-path",
 }
 
