@@ -172,7 +172,8 @@ def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: st
                     where=str(model.ref),
                     expected=f"no {head}, or tie_word_embeddings: true",
                     got="tie_word_embeddings: false",
-                    next_step=f"Remove {model.ref.id} or choose the base it was trained from.",
+                    next_step=f"Remove {model.ref.id}, choose the base it was trained from, or untie a copy of this "
+                    f"one: store its {embedding} as {head}, too, and tie_word_embeddings: false in its config.json.",
                 )
             )
             continue
