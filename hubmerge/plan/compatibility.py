@@ -20,7 +20,7 @@ from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.config import quantized
 from hubmerge.sources.lora import adapter_parts
 from hubmerge.sources.remedies import origin_of
-from hubmerge.sources.same_tensors import IN_A_LAYER, is_embedding
+from hubmerge.sources.same_tensors import IN_A_LAYER, WRAPPERS, is_embedding
 from hubmerge.statistics.statistics import Statistics
 from hubmerge.text.wording import NAMED_AT_MOST, dims, incompatible, named, shown
 
@@ -65,6 +65,16 @@ def base_problems(base: Model, kept: frozenset[str]) -> list[Problem]:
             )
         )
     return problems
+
+
+def wrapped(base: Model) -> list[Problem]:
+    """The problem of a base whose tensors have names that the merge would keep and no class has: loaders draw these
+    anew."""
+    if not (names := [name for name in base.tensors if WRAPPERS.search(name)]):
+        return []
+    step = "Save a copy of it without the wrapper, from the model inside, or choose the base that it was made from."
+    what = "a base with names of a wrapper, such as torch.compile's, which nothing loads"
+    return [incompatible(what, where=str(base.ref), got=named(names), next_step=step)]
 
 
 def repeated(base: Model, agents: Sequence[Model]) -> list[Problem]:

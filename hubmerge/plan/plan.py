@@ -25,6 +25,7 @@ from hubmerge.plan.compatibility import (
     differences,
     other_settings,
     repeated,
+    wrapped,
 )
 from hubmerge.recipe.calibration import CalibrationRows
 from hubmerge.recipe.ignore import ignored_by
@@ -235,7 +236,7 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     undecided, unnamed = misplaced(recipe.given, floats)
     problems += undecided
     problems += [*base_problems(seen.base, seen.kept), *repeated(base, agents)]
-    problems += config_problems(base, agents)
+    problems += [*wrapped(base), *config_problems(base, agents)]
     line = ignoring_line(recipe.ignore, seen.base, seen.agents)
     warnings = [*recipe.notes, *unnamed, *seen.warnings]
     if recipe.dtype is None and base.kind == "fp8 weights":

@@ -58,7 +58,7 @@ _AGES = {
     ".weight_v": ".parametrizations.weight.original1",
 }
 # names of wrappers around modules, of torch.compile, FSDP and activation checkpointing
-_WRAPPERS = re.compile(r"^(?:_orig_mod\.)?module\.|(?<![^.])_(?:orig_mod|(?:fsdp|checkpoint)_wrapped_module)\.")
+WRAPPERS = re.compile(r"^(?:_orig_mod\.)?module\.|(?<![^.])_(?:orig_mod|(?:fsdp|checkpoint)_wrapped_module)\.")
 PREFIXES = ("model.", "transformer.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 
 
@@ -290,7 +290,7 @@ def renaming(
         return [(w, m) for w, m in those if len(set(m.values())) == len(m) and fits(m.values())]
 
     words = "names of wrappers, such as '_orig_mod.', are taken out of its tensors' names to match the base"
-    found = fitting(candidates) or fitting([(words, {name: _WRAPPERS.sub("", name) for name in names})])
+    found = fitting(candidates) or fitting([(words, {name: WRAPPERS.sub("", name) for name in names})])
     return found[0] if len(found) == 1 else None
 
 

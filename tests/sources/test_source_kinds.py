@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import T, f32, llama_config, random_base, sparse_agent, tensor, write_model
+from builders import T, f32, llama_config, random_base, recipe_dict, sparse_agent, tensor, write_model
 from plan_helpers import model, opened, plan, plan_of, problems, refused
 from source_helpers import lora, pair, refuse_folder, write_adapter
 
 from hubmerge.errors import FormatError
 from hubmerge.hub.names import FileInfo
 from hubmerge.output.plan_words import plan_summary
+from hubmerge.plan.plan import make_comparison
 from hubmerge.recipe.ignore import ignored_by
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
 from hubmerge.sources.base import Model
 from hubmerge.sources.derived import AdaptedTensor, fp8_values
@@ -433,6 +435,17 @@ def test_names_that_differ_by_a_prefix_an_age_or_wrappers_are_the_base_s(case: s
     read, [told] = names_read(base, agent)
     assert read == dict(zip(base, agent, strict=True))
     assert words in told
+
+
+def test_a_base_under_a_wrapper_s_names_which_nothing_loads_is_refused_and_may_be_compared(tmp_path: Path):
+    compiled = {f"_orig_mod.{n}": t for n, t in BASE.items()}
+    base = write_model(tmp_path / "compiled", compiled, config=llama_config(BASE))
+    agents = [write_model(tmp_path / f"a{k}", sparse_agent(BASE, 0.2, k)) for k in (1, 2)]
+    [told] = refused(base, *agents)
+    assert "names of a wrapper, such as torch.compile's, which nothing loads" in told
+    assert "got _orig_mod." in told
+    recipe = recipe_from_dict(recipe_dict(base, agents[:1]))
+    assert make_comparison(recipe, opened(base), opened(agents[0])).agents
 
 
 @pytest.mark.parametrize("agent", NOT_ALIGNED.values(), ids=NOT_ALIGNED)
