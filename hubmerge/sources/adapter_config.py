@@ -43,7 +43,7 @@ _NEUTRAL = frozenset(
     )
 )
 # ways to draw A and B that leave the base's weights alone
-_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
+_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,11 @@ def test_an_adapter_that_is_not_plain_lora_is_refused_with_its_settings(words: s
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("way", ["gaussian", "eva", "orthogonal", "mica"])
+def test_an_adapter_that_was_drawn_otherwise_over_the_same_base_is_plain_lora(way: str):
+    assert parse_adapter_config({"peft_type": "LORA", "init_lora_weights": way}, "adapter_config.json").scale_of(Q) == 1
+
+
 def test_alpha_patterns_match_whole_names_at_the_end():
     scales = {"q_proj": 1.5, f"^{Q}": 1.5, r"self_attn\.q_proj": 1.5, "^q_proj": 2.0, "proj": 2.0}
     for pattern, scale in scales.items():
