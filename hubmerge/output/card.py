@@ -24,7 +24,7 @@ from hubmerge.methods.varying import worded
 from hubmerge.output.card_scores import model_index, scores_view
 from hubmerge.output.report import SIXTEEN_BITS, Parent, Report
 from hubmerge.output.task import HUB_TAGS, Task, snippet, task_of
-from hubmerge.plan.licenses import KNOWN, UNDECIDED, stated_names
+from hubmerge.plan.licenses import KNOWN, UNDECIDED, option, stated_names
 from hubmerge.settings import DEFAULT_ENDPOINT
 from hubmerge.sources.ancestry import Ancestor
 from hubmerge.text.markdown import Markdown, code, duration, environment, factor, link, size
@@ -185,7 +185,7 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
             for stem in ("density_by_layer", "overlap")
         },
         "snippet": snippet(_task(report), target or "path/to/this/folder", (evaluation or {}).get("asked")),
-        "command": f"hubmerge run recipe.yaml --to {shlex.quote(target)}"
+        "command": f"hubmerge run recipe.yaml --to {shlex.quote(target)}{option(report.license)}"
         if target
         else "hubmerge merge recipe.yaml --out merged",
         "has_local": any(p.kind != "hub" for p in report.parents),

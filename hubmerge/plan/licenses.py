@@ -13,10 +13,11 @@ This is bookkeeping of what cards state, not legal advice. Where texts leave roo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
+from typing import Any
 
 from hubmerge.errors import RecipeError
 
@@ -62,6 +63,7 @@ NO_DERIVATIVES = frozenset(("cc-by-nd-4.0", "cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0"
 UNDECIDED = frozenset(("unknown", "other", "cc"))
 
 _UNSTATED = "unstated-terms"
+_CHOSEN = "chosen by the user"
 _OWN = re.compile(r"other \(([a-z0-9\-.]{1,96})\)")  # a card's license_name, as hub/names.py puts it
 
 # (covered, covering) within families.
@@ -222,7 +224,7 @@ def choose(decision: LicenseDecision, chosen: str | None) -> LicenseDecision:
             )
         return decision
     name = _normal(chosen)
-    because = f"chosen by the user ({'; '.join(decision.unclear) or decision.reason})"
+    because = f"{_CHOSEN} ({'; '.join(decision.unclear) or decision.reason})"
     if name == "other":
         # it claims nothing by itself: the parents' terms stay in its name
         terms = decision.terms or decision.binding or (_UNSTATED,)
@@ -245,6 +247,13 @@ def choose(decision: LicenseDecision, chosen: str | None) -> LicenseDecision:
             next_step="Choose a stricter one, or other.",
         )
     return LicenseDecision(name, because, link=_LINKS.get(name), binding=(name,))
+
+
+def option(license: Any) -> str:
+    """What a command that makes a merge again adds, where its user chose the license that its report states."""
+    stated = license if isinstance(license, Mapping) else {}
+    chosen = str(stated.get("reason")).startswith(_CHOSEN) and stated.get("id") in [*KNOWN, "other"]
+    return f" --license {stated['id']}" if chosen else ""
 
 
 def _normal(stated: str | None) -> str:

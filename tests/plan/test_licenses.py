@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hubmerge.errors import RecipeError
 from hubmerge.hub.names import stated_license
-from hubmerge.plan.licenses import KNOWN, NO_DERIVATIVES, UNDECIDED, LicenseDecision, choose, covers, strictest
+from hubmerge.plan.licenses import KNOWN, NO_DERIVATIVES, UNDECIDED, LicenseDecision, choose, covers, option, strictest
 from localhub.cards import LICENSES
 
 known = st.sampled_from(KNOWN)
@@ -169,6 +169,7 @@ def test_a_choice_keeps_the_reason_for_which_it_was_asked():
     assert "chosen by the user" in chosen.reason
     assert "'license'" in chosen.reason
     assert chosen.as_dict() == {"id": "mit", "reason": chosen.reason}
+    assert option(chosen.as_dict()) == " --license mit"  # which the command of a card asks for again
 
 
 def test_every_license_of_the_hub_is_known_refused_or_undecided():

@@ -22,6 +22,7 @@ from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.result import ParentFacts
 from hubmerge.hub.names import is_hub_id
+from hubmerge.plan.licenses import option
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.sources.ancestry import ancestors_in
 from localhub.card_html import card_html
@@ -234,7 +235,7 @@ def reproduce_tab(model: str, recipe_text: str, report: Mapping[str, Any]) -> Ma
         "Make it again",
         opened,
         el("p", with_version + "Every model is named by its commit. Save the recipe as recipe.yaml and run:"),
-        snippet(f"hubmerge run recipe.yaml --to {shell(target)}"),
+        snippet(f"hubmerge run recipe.yaml --to {shell(target)}{option(report.get('license'))}"),
         el("h3", "recipe.yaml"),
         snippet(recipe_text),
     )

@@ -195,9 +195,12 @@ def test_a_lineage_goes_on_below_parents_that_no_board_knows() -> None:
 
 def test_a_recipe_opens_on_the_merge_page_and_as_a_command() -> None:
     text = "base: org/base\nagents: [org/math]\nmethod: ties\n"
-    page = str(reproduce_tab("ada/new", text, {"hubmerge": "0.1.0"}))
+    licensed = {"id": "mit", "reason": "chosen by the user (an input states no license)"}
+    page = str(reproduce_tab("ada/new", text, {"hubmerge": "0.1.0", "license": licensed}))
     assert 'href="merge?base=org/base&amp;agent=org/math&amp;method=ties' in page
-    assert "hubmerge run recipe.yaml --to YOUR-NAME/new" in page
+    assert "hubmerge run recipe.yaml --to YOUR-NAME/new --license mit" in page
+    for unsaid in ({"id": HOSTILE, "reason": licensed["reason"]}, {"id": "mit", "reason": "every input states mit"}, 5):
+        assert "--license" not in str(reproduce_tab("ada/new", text, {"license": unsaid}))
     assert "merge?" not in str(reproduce_tab("ada/new", HOSTILE, {}))
 
 
