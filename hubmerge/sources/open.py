@@ -101,12 +101,15 @@ def open_models(
         # what a retry cannot mend decides the kind of the whole
         leading = next((e for e in errors if not e.retryable), errors[0])
         raise type(leading)(leading.what, problems=problems)
+    return as_family(models, hub, recipe.tokenizer_of)
+
+
+def as_family(models: Sequence[Model], hub: Hub, keeper: int | None = None) -> tuple[Model, tuple[Model, ...]]:
+    """Base and agents with what more they must tell beside each other: whether the base is the one that an adapter
+    names, and tokens where some have other rows. `keeper`: the model whose tokenizer is kept."""
     models = [_of_base(models[0], model, hub) for model in models]
-    if rows_differ(models[0], models[1:]):
-        of = range(len(models))
-    else:
-        of = (0, keeper) if (keeper := recipe.tokenizer_of) else ()  # whose tokens must be the base's
-    for k in of:
+    told = [0, keeper] if keeper else []  # whose tokens must be the base's
+    for k in range(len(models)) if rows_differ(models[0], models[1:]) else told:
         models[k] = _with_tokens(models[k], hub, models[0].tokens)
     return models[0], tuple(models[1:])
 

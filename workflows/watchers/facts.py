@@ -25,7 +25,7 @@ from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import reader, select_companions
 from hubmerge.sources.config import config_problems
-from hubmerge.sources.open import open_model
+from hubmerge.sources.open import as_family, open_model
 from hubmerge.sources.views import views_of
 from workflows.jobs.jobs import Frozen
 
@@ -138,6 +138,7 @@ def fitted(facts: Facts, base: Model, hub: Hub, license_choice: str | None, igno
     """
     try:
         agent = open_model(ModelName.parse(facts.pin), hub, allow_local=False)
+        base, (agent,) = as_family([base, agent], hub)
         parameters = _check(base, agent, hub, ignore)
         choose(strictest([base.license, agent.license]), license_choice)
     except HubUnavailableError:
@@ -151,19 +152,21 @@ def _check(base: Model, agent: Model, hub: Hub, ignore: Sequence[str]) -> int:
     """The number of parameters that the agent has on the base; raises as a plan of it does, with every problem."""
     seen = views_of(base, [agent], ignore)
     problems = list(seen.problems)
+    if seen.vocabulary and not problems:  # beside another that adds tokens, it must not spoil the set either
+        problems += views_of(base, [agent, agent], ignore).problems
     if base.adapter is None:  # otherwise everything else would follow from this one
         problems += [*base_problems(seen.base, seen.kept), *repeated(base, [agent])]
         problems += agent_problems(seen.base, seen.agents[0])
-        of_base = _beside(base, [], hub)
-        problems += [problem for problem in _beside(base, [agent], hub) if problem not in of_base]
+        of_base, donor = _beside(base, [], hub), seen.vocabulary.donor if seen.vocabulary else 0
+        problems += [problem for problem in _beside(base, [agent], hub, donor) if problem not in of_base]
     if problems:
         raise refusal(problems)
     return sum(tensor.entry.elements for tensor in seen.agents[0].tensors.values())
 
 
-def _beside(base: Model, agents: Sequence[Model], hub: Hub) -> list[Problem]:
-    """Problems beside the tensors: of configs, files and modules."""
-    companions = select_companions(base, agents, [agent.ref.label for agent in agents])
+def _beside(base: Model, agents: Sequence[Model], hub: Hub, donor: int = 0) -> list[Problem]:
+    """Problems beside the tensors: of configs, files and modules. `donor`: the model whose tokenizer a merge has."""
+    companions = select_companions(base, agents, [agent.ref.label for agent in agents], donor)
     return [*config_problems(base, agents), *companions.problems, *module_problems(base, agents, reader(hub))]
 
 

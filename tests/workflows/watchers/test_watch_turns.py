@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from builders import T, random_base, sparse_agent
+from builders import T, random_base, sparse_agent, tokenizer_files
 from huggingface_hub import CommitOperationAdd
 from job_helpers import FakeClock, FakeScores, visitor
 from source_helpers import ADAPTED, lora, pair, write_adapter
@@ -28,6 +28,7 @@ from hubmerge.errors import (
 )
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import RefusedError
+from hubmerge.library import inspect
 from localhub.process import LocalHubProcess
 from workflows.jobs.jobs import State
 from workflows.values import Visitor
@@ -84,7 +85,7 @@ def test_own_outputs_are_never_merged(agents: Agents, bot_for: BotFor) -> None:
 
 def push_adapter(agents: Agents, name: str, folder: Path, base: str, seed: int = 0, **card: Any) -> str:
     factors = lora(BASE_WEIGHTS[f"{ADAPTED}.weight"].shape, seed=seed)
-    write_adapter(folder, pair(ADAPTED, *factors), base_model_name_or_path=base)
+    write_adapter(folder, pair(ADAPTED, *factors), base_model_name_or_path=card.pop("trained_on", base))
     front = {"license": "apache-2.0", "base_model": base, **card}
     (folder / "README.md").write_text(f"---\n{yaml.safe_dump(front)}---\n")
     agents.api.create_repo(name)
@@ -94,11 +95,41 @@ def push_adapter(agents: Agents, name: str, folder: Path, base: str, seed: int =
 
 def test_adapters_are_found_whatever_library_their_cards_name(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
     base, [whole] = agents.family(1)
-    cards = ({"library_name": "transformers"}, {"library_name": "peft"})  # TRL's, and PEFT's own
+    agents.push(f"{base}-v2-bnb-4bit", {}, {"base_model": base, "base_model_relation": "quantized"})
+    # TRL's, PEFT's own, and Unsloth's, which trains on a copy in 4 bits
+    cards = ({"library_name": "transformers"}, {"library_name": "peft"}, {"trained_on": f"{base}-v2-bnb-4bit"})
     adapters = [push_adapter(agents, f"{base}-{n}", tmp_path / str(n), base, n, **c) for n, c in enumerate(cards)]
     turn = one(bot_for(rule_for(base, agents={"authors": ["ada"], "lineage": "adapter"})).watchers.poll())
-    assert (joined(turn), skipped(turn)) == (adapters, {whole: "lineage"})
-    assert turn.decision.skips[0].text == "counts as finetune, and the rule takes adapter"
+    assert (joined(turn), skipped(turn)) == (adapters, dict.fromkeys((whole, f"{base}-v2-bnb-4bit"), "lineage"))
+    assert "counts as finetune, and the rule takes adapter" in [skip.text for skip in turn.decision.skips]
+
+
+def test_agents_of_other_rows_join_where_their_tokens_tell_what_these_are(agents: Agents, bot_for: BotFor) -> None:
+    """Cut to the rows that have a token, with added ones, and with ones that spoil a set where another adds some."""
+    base, [plain] = agents.family(1)
+    words = {f"<{n}>": n for n in range(36, 42)}
+    tokenizers = {
+        "cut": (36, 36, {}),
+        "grown": (42, 36, {"added": words}),
+        "own": (42, 42, {}),
+        "unnamed": (44, 36, {}),
+    }
+    tokenizers["twin"] = tokenizers["grown"]
+
+    def tell(name: str, words: int, **more: Any) -> None:
+        content = tokenizer_files(words, **more)["tokenizer.json"]
+        agents.api.upload_file(path_or_fileobj=content, path_in_repo="tokenizer.json", repo_id=name)
+
+    tell(base, 36)
+    tell(plain, 36)
+    for seed, (kind, (rows, known, more)) in enumerate(tokenizers.items()):
+        sizes = {n: (rows if t.shape[0] == 40 else t.shape[0], *t.shape[1:]) for n, t in BASE_WEIGHTS.items()}
+        agents.push(f"{base}-{kind}", random_base(seed=seed, sizes=sizes), {"base_model": base, "license": "mit"})
+        tell(f"{base}-{kind}", known, **more)
+    turn = one(bot_for(rule_for(base)).watchers.poll())
+    assert joined(turn) == sorted([plain, f"{base}-cut", f"{base}-grown", f"{base}-twin", f"{base}-unnamed"])
+    assert skipped(turn) == {f"{base}-own": "E_INCOMPATIBLE"}
+    inspect(dict(turn.decision.merge.recipe), hub=Hub(agents.api.endpoint, agents.api.token))
 
 
 def test_an_edited_card_is_no_new_agent_and_new_weights_are(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 MOST_LISTED = 1000  # per search
 NEW_PER_LOOK = 100  # models read for the first time in one look; the next look goes on
-_READ = 6  # counts what a reading takes in, and its form: models that an older program read are read again
+_READ = 7  # counts what a reading takes in, and its form: models that an older program read are read again
 
 
 class AgentsWatcher(Watcher):
