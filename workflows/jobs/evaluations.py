@@ -155,7 +155,8 @@ class EvaluationRequests:
     def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
         """The keys that have neither a job nor a score; the leaderboard is asked only where there is no job."""
         present = self.scores.dataset.repo
-        here = func.coalesce(JOBS.c.result["repo"].as_string(), present) == present  # where those that are done recorded
+        # those that are done recorded in the present dataset
+        here = func.coalesce(JOBS.c.result["repo"].as_string(), present) == present
         with self._store.reading() as connection:
             asked = set(connection.execute(select(JOBS.c.id).where(JOBS.c.kind == EVALUATION, here)).scalars())
         failed = self._store.list_jobs(states=[State.FAILED], kinds=[EVALUATION], limit=None)
