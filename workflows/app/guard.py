@@ -6,10 +6,12 @@
 - Uploads, file proxies, recordings and stored links are closed. Nothing is uploaded here.
 - A request body has a limit far above any recipe.
 - Only this site and the Hub's pages may put it in a frame.
+- On this machine, by plain http, the cookie is not marked Secure: WebKit drops such a one there.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +35,7 @@ CLOSED = (
     "/gradio_api/dev",
     "/monitoring",
 )
+_THIS_MACHINE = re.compile(rb"(localhost|127\.0\.0\.1|\[::1\])(:|$)")
 
 
 class Guard:
@@ -61,9 +64,14 @@ class Guard:
         if b"origin" in headers and not self._is_own(headers[b"origin"], headers.get(b"host", b"")):
             scope = {**scope, "headers": [(n, v) for n, v in scope["headers"] if n != b"cookie"]}
 
+        is_plain = scope["scheme"] == "http" and _THIS_MACHINE.match(headers.get(b"host", b""))
+
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
+                own = [*message.get("headers", ()), *self._headers]
+                if is_plain:
+                    own = [(n, v.replace(b"samesite=none; secure", b"samesite=lax")) for n, v in own]
+                message = {**message, "headers": own}
             await send(message)
 
         await self._app(scope, _capped(receive), with_headers)

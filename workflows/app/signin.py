@@ -9,9 +9,9 @@ so inside gradio.oauth only. The rest of gradio must not take this machine for a
 Space's header from the public Hub, and child processes would inherit SPACE_ID.
 
 No redirect is rewritten: without SPACE_HOST gradio builds the redirect URI from the request, hence with http on
-loopback. The session cookie is `Secure; SameSite=None`; Chromium and Firefox keep it on http://127.0.0.1 and
-http://localhost, which they treat as trustworthy. The cookie is signed with a key derived from the client secret
-and not encrypted, so a client secret must be as hard to guess as a password wherever others can reach the port.
+loopback. The session cookie is `Secure; SameSite=None`, and `SameSite=Lax` by plain http on this machine (guard.py).
+It is signed with a key derived from the client secret and not encrypted, so a client secret must be as hard to guess as
+a password wherever others can reach the port.
 
 gradio asks at once for all scopes that the Space declares. `AskedScopes` leaves out those that a sign-in does not need;
 a second sign-in (`sign_in_link`) asks for private models when a visitor picks one.
