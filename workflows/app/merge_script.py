@@ -182,10 +182,11 @@ CORRECT_NAME = f"""(proposed, name, address) => {{
 }}"""
 
 # A link begins with the address of this very page, which the server does not know behind a proxy.
-COPIED = f"""(text) => {{
+COPIED = f"""async (text) => {{
   if (!text) return text;  // what cannot be copied is told beside it
   {_VARIANTS}
   const full = text.startsWith("?") ? location.origin + location.pathname + text + variants() : text;
-  navigator.clipboard?.writeText(full).catch(() => {{}});  // the box has it, too
-  return full;
+  // WebKit lets nothing be copied so long after the click; then the box has it
+  const done = await navigator.clipboard?.writeText(full).then(() => true, () => false);
+  return {{__type__: "update", value: full, label: done ? "Copied" : "To copy"}};
 }}"""

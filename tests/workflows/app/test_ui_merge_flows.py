@@ -397,6 +397,10 @@ def test_what_is_copied_is_in_the_clipboard_a_link_opens_the_same_form_and_what_
     page.locator("#copy-YAML").click()
     page.wait_for_function(filled, arg="r: 0.25")
     assert page.locator("#copied textarea").input_value() == copies["YAML"], "of the form that the link opens"
+    assert page.locator("#copied").inner_text() == "Copied"
+    page.evaluate("() => { navigator.clipboard.writeText = async () => { throw Error('too late'); }; }")
+    page.locator("#copy-YAML").click()
+    shown(page, "#copied", "To copy")
 
 
 def test_checks_follow_each_other_and_no_late_answer_about_another_form_opens_the_start(
