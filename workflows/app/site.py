@@ -58,6 +58,16 @@ _COME_BACK = """addEventListener("click", (event) => {
   if (way) way.search = way.search.replace(/_target_url=[^&]*/, `_target_url=${encodeURIComponent(here)}`);
 }, true);"""
 
+# gradio takes a box in which the browser reads no number for an empty one, which means the usual value; Firefox shows
+# "0,5" and calls it none. A button then does what it does in a form of the browser's own: it asks for a number.
+_NUMBERS = """addEventListener("click", (event) => {
+  const wrong = [...document.querySelectorAll("[type=number]")].find((b) => b.validity.badInput && b.offsetParent);
+  if (!wrong || !event.isTrusted || !event.target.closest?.("button")) return;
+  event.preventDefault();
+  event.stopPropagation();
+  wrong.reportValidity();
+}, true);"""
+
 # gradio loads a page anew once its server answers again, and would end the way to where a visitor is going meanwhile.
 _GO_ON = """{
   const asked = fetch.bind(window), never = new Promise(() => { });
@@ -80,6 +90,8 @@ _SAME_THEME = """{
   if (dark || theme === "light") window.matchMedia = (query) => query === "(prefers-color-scheme: dark)"
     ? {matches: dark, addEventListener() { }} : asked(query);
 }"""
+
+_SCRIPTS = (_LEAVE_BY_TAB, _STAY_OPEN, _ENGLISH, _COME_BACK, _NUMBERS, _GO_ON, _SAME_THEME)
 
 
 class Site:
@@ -169,7 +181,7 @@ class Site:
             el("meta", name="twitter:card", content="summary_large_image"),
             el("link", rel="icon", href="./favicon.svg", type="image/svg+xml"),
             el("style", Markup(FIRST_CSS)),  # noqa: S704  (a constant)
-            el("script", Markup(_LEAVE_BY_TAB + _STAY_OPEN + _ENGLISH + _COME_BACK + _GO_ON + _SAME_THEME)),  # noqa: S704  (a constant)
+            el("script", Markup("".join(_SCRIPTS))),  # noqa: S704  (a constant)
             early,
         )
         head, found, rest = html.partition(b"<script>window.gradio_config")

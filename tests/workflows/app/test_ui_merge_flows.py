@@ -401,6 +401,14 @@ def test_what_is_copied_is_in_the_clipboard_a_link_opens_the_same_form_and_what_
     page.evaluate("() => { navigator.clipboard.writeText = async () => { throw Error('too late'); }; }")
     page.locator("#copy-YAML").click()
     shown(page, "#copied", "To copy")
+    weight = page.locator("#weights [type=number]").first
+    weight.fill("")
+    weight.press("-")  # no number, as "0,5" is none to Firefox: it would be an empty box, which means the usual weight
+    page.locator("#copy-YAML").click()
+    assert weight.evaluate("(box) => box === document.activeElement"), "it is asked for a number"
+    weight.fill("0.75")
+    page.locator("#copy-YAML").click()
+    page.wait_for_function(filled, arg="weight: 0.75")
 
 
 def test_checks_follow_each_other_and_no_late_answer_about_another_form_opens_the_start(
