@@ -22,7 +22,9 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 _TO_METHOD = re.compile(r"\]\(methods\.md(#\w+)\)")
 _TO_PAGE = re.compile(r"\[([^\]]+)\]\([\w./]+\.md[^)]*\)")  # pages that the app does not show
 _ANYWHERE = "http://127.0.0.1:7860"  # in docs/; the page shows the address that it was opened with instead
+# the browser looks for the part that an address names before gradio has made it
 _HERE = f"""(...calls) => {{ const here = new URL(".", location.href).href.slice(0, -1);
+  document.getElementById(location.hash.slice(1))?.scrollIntoView();
   return calls.map((call) => call.replaceAll("{_ANYWHERE}", here)); }}"""
 _CODE = re.compile(r"((?:^    .+\n+)+)", re.MULTILINE)
 

@@ -46,6 +46,9 @@ def test_home_leads_to_example_form_and_docs_in_english_and_in_the_theme_of_the_
     shown_calls = [box.input_value() for box in boxes.all()]
     assert shown_calls == [call.replace("http://127.0.0.1:7860", site.url) for call in calls_of_docs()]
     assert sum(site.url in call for call in shown_calls) == 2, "calls name the address that the page was opened with"
+    page.goto("about:blank")
+    page.goto(f"{site.url}/docs#words", wait_until="domcontentloaded")
+    page.wait_for_function("Math.abs(document.querySelector('#words')?.getBoundingClientRect().top) < 5")
 
 
 def test_a_job_is_followed_without_a_reload_to_its_end_and_what_a_reader_unfolds_stays_open(site: Site) -> None:
