@@ -4,7 +4,7 @@
     asking process → job    (True, what it returned) or (False, why it failed), pickled
 
 The platform forks a worker from the process that calls the decorated function (`run_burst`); what goes in and comes out
-is pickled, and an error comes back without its class. The calls come from a process beside the job's (`BurstProcess`,
+is pickled, and of an error the class alone comes back. The calls come from a process beside the job's (`BurstProcess`,
 `serve`): the job fetches and uploads in threads, and a fork while one of them holds a lock would leave that lock held
 in the worker for ever. Only the workers inherit its end of the connection: once the job sees that closed, nobody is
 left to write. The app's process only decorates the function when it starts and says so (`announce`), since the
@@ -82,7 +82,7 @@ class Finished:
     warnings: tuple[str, ...]
 
 
-Call = Callable[[Burst, int], Finished]
+Call = Callable[[Burst, int], Finished | str]
 
 
 class Bursts:
@@ -166,8 +166,11 @@ class _Hearing(Unobserved):
         self.warnings.append(message)
 
 
-def run_burst(burst: Burst, asking: int) -> Finished:
-    """The work of one burst, in the process that the platform forks from `asking`, and no longer than that lives."""
+def run_burst(burst: Burst, asking: int) -> Finished | str:
+    """The work of one burst, in the process that the platform forks from `asking`, and no longer than that lives.
+
+    Text says why the device cannot be used: of an error the package would tell the class alone.
+    """
     die_with_parent(asking)
     hearing = _Hearing()
     relay = Relay(lambda: None, lambda *_: None, hearing.warning)
@@ -177,7 +180,7 @@ def run_burst(burst: Burst, asking: int) -> Finished:
         opened(plans, burst.options, hearing) as backend,
     ):
         if backend.engine is None:  # the CPU works where nothing is metered
-            raise RuntimeError("; ".join(hearing.warnings))
+            return "; ".join(hearing.warnings)
         shards = write_shard(burst.task, reader, backend, relay, backend.threads)
         return Finished(tuple(shards), backend.facts(), tuple(hearing.warnings))
 
@@ -279,7 +282,8 @@ def serve(descriptor: int, job: int) -> None:
         try:
             call = call or decorated(load_settings())
             assert call is not None
-            told = True, call(burst, os.getpid())
+            answer = call(burst, os.getpid())
+            told = not isinstance(answer, str), answer
         except Exception as error:  # noqa: BLE001 (the platform's have no common type; the job decides)
             told = False, " ".join(f"{type(error).__name__}: {error}".split())[:200]
         try:

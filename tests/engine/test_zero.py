@@ -125,6 +125,15 @@ def test_where_there_is_a_fast_pass_products_of_matrices_alone_ask_for_a_gpu(tmp
     assert found.device["bursts"] == len(spaces.notes("call")) == 1
 
 
+def test_why_a_lent_device_cannot_be_used_is_told(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    watching, plan = Watching(), plan_of(tmp_path, "wudi", parameters={"steps": 3})
+    run(plan, tmp_path / "lent", observer=watching, bursts=True, device_memory_bytes=1000)
+    [warning] = watching.messages
+    assert warning.startswith("no GPU for model.safetensors")
+    assert "does not fit the device's memory" in warning
+
+
 def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path: Path) -> None:
     plan = family_plan(tmp_path, "ram")
     (tmp_path / "lent").mkdir()
