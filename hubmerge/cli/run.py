@@ -36,7 +36,7 @@ from hubmerge.hub.names import is_hub_id
 from hubmerge.library import NEWEST, begin_run, evaluate, evaluation_folder, merge_and_publish, prepared_at, remove_run
 from hubmerge.line import Prepared, Request, merge_to_folders
 from hubmerge.machine.extras import require
-from hubmerge.output.publish import Published, Target, check_target
+from hubmerge.output.publish import Published, Target, check_target, check_writer
 from hubmerge.output.report import sweep_table
 from hubmerge.recipe.file import load_recipe
 from hubmerge.recipe.model_name import ModelName
@@ -123,8 +123,10 @@ class _Run:
         return ResultsDataset(self.hub, named, trust=reader_trust(self.settings, named))
 
     def refuse_to_expose(self, parents: Sequence[ModelName] = ()) -> None:
-        """EvaluationError where what is private would be recorded in public: the merge, or one of its `parents`."""
+        """EvaluationError where what is private would be recorded in public: the merge, or one of its `parents`;
+        PermissionDeniedError where nothing can be recorded."""
         if (dataset := self.dataset()) is not None:
+            check_writer(self.hub, dataset.repo)
             private = self.arguments.private
             dataset.refuse_to_expose(self.arguments.to, private, made_private=private)
             for name in parents:

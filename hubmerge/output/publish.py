@@ -105,22 +105,25 @@ def find_published(hub: Hub, target: Target, identity: str) -> Published | None:
     return _published(hub, target, identity, state.head) if state.state == "ours" else None
 
 
-def check_target(hub: Hub, target: Target, *identities: str) -> TargetState:
-    """Check that a merge of these may be published there; else TargetExistsError or PermissionDeniedError."""
-    namespace = target.repo.partition("/")[0]
+def check_writer(hub: Hub, repo: str) -> None:
+    """PermissionDeniedError where the token may not write to the repo's namespace."""
+    namespace = repo.partition("/")[0]
     me = hub.whoami()
     if namespace not in me.namespaces:
         raise PermissionDeniedError(
             "you cannot write to this namespace",
-            where=target.repo,
+            where=repo,
             expected=" or ".join(me.namespaces),
             got=namespace,
             next_step="Choose one of those, or sign in with another account.",
         )
     if not me.may_write:
-        raise PermissionDeniedError(
-            "the token may only read", where=target.repo, next_step="Sign in with one that may write."
-        )
+        raise PermissionDeniedError("the token may only read", where=repo, next_step="Sign in with one that may write.")
+
+
+def check_target(hub: Hub, target: Target, *identities: str) -> TargetState:
+    """Check that a merge of these may be published there; else TargetExistsError or PermissionDeniedError."""
+    check_writer(hub, target.repo)
     try:
         state = hub.repo_state(target.repo)
     except SourceNotFoundError:

@@ -83,6 +83,15 @@ def test_the_merge_and_every_parent_are_measured_recorded_and_shown_on_the_card(
     assert len(api.list_repo_commits("ada/scored")) == commits
 
 
+def test_nothing_is_merged_for_a_dataset_that_the_token_cannot_write_to(
+    api: HfApi, asked: list[Any], tmp_path: Path, monkeypatch: Any, refused: Any, name: str
+) -> None:
+    monkeypatch.setenv("HUBMERGE_RESULTS", "bob/results")
+    command = ["run", write(tmp_path, RECIPE), "--to", f"{name}-merge", "--evaluate", "zoo"]
+    assert "E_PERMISSION: you cannot write to this namespace in bob/results" in refused(*command)
+    assert (asked, api.repo_exists(f"{name}-merge")) == ([], False)
+
+
 def test_what_is_private_is_measured_only_where_the_scores_are_private_too(
     api: HfApi, asked: list[Any], tmp_path: Path, monkeypatch: Any, refused: Any, name: str
 ) -> None:

@@ -21,6 +21,7 @@ from hubmerge.evaluation.runner import EvaluateOptions, evaluate
 from hubmerge.evaluation.signing import signed
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
+from hubmerge.output.publish import check_writer
 from hubmerge.recipe.model_name import ModelName
 from workflows.jobs.evaluations import refuse_on_no_branch
 from workflows.jobs.pipeline import StageEmitter
@@ -62,6 +63,7 @@ def run(spec: JobSpec, emit: Emit) -> None:
     refuse_on_no_branch(hub, model, sha)
     result = dataset.find(model, sha, suite.suite.name, suite.version, suite.split)
     if result is None or result.status != "done":
+        check_writer(hub, spec.results)  # before hours of work
         name, workdir = ModelName(id=model, revision=sha), spec.workdir / "evaluation"
         options = EvaluateOptions(data_cache=spec.shared / "evaluation-data")
         result = evaluate(name, suite, hub=hub, workdir=workdir, options=options, observer=observer)

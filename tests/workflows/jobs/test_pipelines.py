@@ -184,10 +184,11 @@ def test_nothing_is_evaluated_without_a_dataset_nor_for_a_public_one_what_is_pri
     sha = bob.upload_file(path_or_fileobj=b"hi", path_in_repo="hi.txt", repo_id="zoo/base", create_pr=True).oid
     for job, why in (
         (spec("zoo/base", None), "no results dataset"),
+        (spec("zoo/base", "bob/results"), "cannot write to this namespace"),
         (spec("ada/secret-model"), "would become public"),
         (parent.model_copy(update={"payload": {**parent.payload, "sha": sha}}), "may be of a pull request"),
     ):
-        with pytest.raises(EvaluationError, match=why):
+        with pytest.raises(HubmergeError, match=why):
             evaluation_pipeline.run(job, lambda event: None)
     assert made == []
 
