@@ -27,6 +27,7 @@ RUN pip install --no-cache-dir --no-deps --editable . \
 USER 1000
 ENV HUBMERGE_DATA=/data \
     HOME=/home/user \
+    USER=user \
     GRADIO_ANALYTICS_ENABLED=False \
     PYTHONUNBUFFERED=1
 # a merge of the example agents shows that the image merges

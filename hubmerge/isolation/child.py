@@ -284,6 +284,7 @@ def fresh_environment(home: Path, endpoint: str, *, network: bool) -> dict[str, 
         **evaluation_environment(network=network),
         "HOME": str(home),
         "HF_HOME": str(home),
+        "LOGNAME": f"uid_{os.getuid()}",  # torch asks for a name, and a container's user may have none
         "HF_ENDPOINT": endpoint,
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",

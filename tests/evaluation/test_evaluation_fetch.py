@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -171,3 +174,11 @@ def test_a_fetching_that_the_machine_ended_is_tried_again(hub, tmp_path, monkeyp
     with pytest.raises(MachineFaultError, match=ended.what) as fault:
         fetch_module.fetch_rows(pin("zoo", hub), tmp_path, hub, tmp_path, 9.0, lambda _: None)
     assert fault.value.retryable
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without a name")
+def test_a_child_of_a_user_without_a_name_has_one_which_torch_asks_for(tmp_path: Path) -> None:
+    code = "import getpass, os; os.setuid(54321); print(getpass.getuser())"
+    environment = fresh_environment(tmp_path / "home", NOWHERE, network=False)
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout == f"uid_{os.getuid()}\n"

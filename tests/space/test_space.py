@@ -315,6 +315,8 @@ def test_the_image_runs_as_uid_1000_on_the_python_of_the_space() -> None:
     users = [number for number, (word, rest) in enumerate(instructions) if (word, rest) == ("USER", "1000")]
     assert any("--uid 1000 user" in rest for word, rest in instructions[: users[0]] if word == "RUN")
     assert ("CMD", '["python", "app.py"]') in instructions[users[0] :]
+    # torch asks for the user's name, which `docker run --user` leaves out
+    assert any("USER=user" in rest.split() for word, rest in instructions if word == "ENV")
 
 
 @pytest.mark.slow
