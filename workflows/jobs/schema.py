@@ -178,12 +178,14 @@ def _translated(engine: Engine) -> Iterator[None]:
                 "the job database is locked by another process", where=where, next_step="Try again in a minute."
             ) from error
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY")):
-            local = "Set HUBMERGE_DATA to a folder on a local disk; buckets and network disks share no memory."
+            steps = {
+                "SQLITE_IOERR_SHMMAP": "Set HUBMERGE_DATA to a folder on a local disk; buckets and network disks share "
+                "no memory.",
+                "SQLITE_READONLY": "Let this user write to it and to the files beside it; no job is lost.",
+            }
+            next_step = steps.get(name, "Free some disk; no job is lost.")
             raise DiskError(
-                "the job database cannot be written",
-                where=where,
-                got=str(error.orig),
-                next_step=local if name == "SQLITE_IOERR_SHMMAP" else "Free some disk; no job is lost.",
+                "the job database cannot be written", where=where, got=str(error.orig), next_step=next_step
             ) from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise InternalError(

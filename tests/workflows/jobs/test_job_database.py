@@ -86,10 +86,11 @@ def test_a_locked_database_is_busy_and_readable(tmp_path: Path, store: Store, mo
     [
         ("SQLITE_IOERR_SHMMAP", r"E_DISK: .* got disk I/O error. Set HUBMERGE_DATA to a folder on a local disk"),
         ("SQLITE_IOERR_SHMSIZE", r"E_DISK: .* got disk I/O error. Free some disk"),
+        ("SQLITE_READONLY", r"E_DISK: .* got disk I/O error. Let this user write to it"),
         ("SQLITE_PROTOCOL", "E_BUSY: the job database is locked by another process"),
     ],
 )
-def test_a_network_disk_is_told_from_a_full_one(
+def test_a_network_disk_and_another_user_s_files_are_told_from_a_full_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
 ) -> None:
     refused = sqlite3.OperationalError("disk I/O error")
