@@ -12,10 +12,12 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.sink import MANIFEST
+from hubmerge.errors import TargetExistsError
 from hubmerge.line import Prepared, Request, merge_to_hub, prepare
 from hubmerge.machine.disk_errors import writing
 from hubmerge.output.finished import load_report
@@ -57,7 +59,14 @@ def run(spec: JobSpec, emit: Emit) -> None:
             (folder / MANIFEST).write_bytes(manifest)
     else:
         options = replace(stream_options(load_settings()), cache=cache, sensitivities=spec.shared / "sensitivity")
-        published = merge_to_hub(prepared, hub, folder, options, observer)
+        try:
+            published = merge_to_hub(prepared, hub, folder, options, observer)
+        except TargetExistsError as error:
+            if not Path(error.problems[0].where).is_relative_to(folder):  # but a repo
+                raise
+            observer.warning("what an earlier attempt has made is of other names or another version, and is made anew")
+            shutil.rmtree(folder)
+            published = merge_to_hub(prepared, hub, folder, options, observer)
         shutil.rmtree(cache, ignore_errors=True)
     report = load_report(folder)
     parents = (prepared.plan.base, *prepared.plan.agents)

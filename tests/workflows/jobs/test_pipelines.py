@@ -20,7 +20,14 @@ from pydantic import SecretStr
 
 from hubmerge import line
 from hubmerge.board.results_dataset import ResultsDataset
-from hubmerge.errors import EvaluationError, HubmergeError, SettingsError, SourceNotFoundError
+from hubmerge.errors import (
+    EvaluationError,
+    HubmergeError,
+    HubUnavailableError,
+    SettingsError,
+    SourceNotFoundError,
+    TargetExistsError,
+)
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.signing import public_key
 from hubmerge.hub.client import Hub
@@ -85,6 +92,25 @@ def test_what_the_target_holds_already_is_told_and_not_merged_anew(hub: Hub, tmp
     with patch.object(pipeline, "merge_to_hub", side_effect=AssertionError("it is merged anew")):
         again, _ = merged(hub, tmp_path / "new", "ada/merged-before", **recipe)
     assert again == first
+
+
+def test_a_job_whose_agent_is_renamed_between_two_attempts_begins_anew(hub: Hub, api: HfApi, tmp_path: Path) -> None:
+    """Nobody but the app can remove its folder, nor choose another one, as is told elsewhere."""
+    api.create_repo("ada/agent-before")
+    api.upload_folder(repo_id="ada/agent-before", folder_path=ROOT / "examples" / "zoo" / "math")
+    recipe = {"agents": ["ada/agent-before", "zoo/tool-agent"], "method": "linear"}
+    with (
+        patch.object(line, "publish_folder", side_effect=HubUnavailableError("away")),
+        pytest.raises(HubUnavailableError),
+    ):
+        merged(hub, tmp_path, "ada/of-renamed", **recipe)
+    api.move_repo("ada/agent-before", "ada/agent-after")
+    values, shards = merged(hub, tmp_path, "ada/of-renamed", **recipe)
+    assert values["weights"] == shards != []
+    api.create_repo("ada/foreign")
+    api.upload_file(path_or_fileobj=b"mine", path_in_repo="mine.txt", repo_id="ada/foreign")
+    with pytest.raises(TargetExistsError, match=r"mine\.txt"):
+        merged(hub, tmp_path, "ada/foreign", **recipe)
 
 
 def test_a_merge_that_equals_an_agent_is_not_known_by_that_agent_s_weights(hub: Hub, tmp_path: Path) -> None:
