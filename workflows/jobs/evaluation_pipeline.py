@@ -79,12 +79,12 @@ def run(spec: JobSpec, emit: Emit) -> None:
             next_step="The reason is recorded; there is no score.",
         )
     observer.stage("publish")
-    told = _tell(hub, dataset, result)
+    told = _tell(hub, dataset, result, observer)
     values = {"repo": dataset.repo, "url": dataset.url, "path": result_path(result)}
     emit(Result(values={**values, "scores": dict(result.domains), "cards": list(told)}))
 
 
-def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequence[str]:
+def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult, observer: StageEmitter) -> Sequence[str]:
     """Update the cards that show this score: the model's own, if it is a merge of ours, and its children's."""
     results = dataset.load().believed
     concerned = set()
@@ -95,7 +95,7 @@ def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequen
     told = []
     for merge in sorted(concerned):
         try:
-            if publish_scores(hub, merge, results, dataset=dataset) is not None:
+            if publish_scores(hub, merge, results, dataset=dataset, tell=observer.warning) is not None:
                 told.append(merge)
         except HubmergeError as error:
             # somebody else's repo, or one that is gone: the score stands in the dataset all the same

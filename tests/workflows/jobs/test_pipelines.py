@@ -40,7 +40,7 @@ from workflows.jobs.comparisons import MAX_RESULT_CHARACTERS, TOP_TENSORS
 from workflows.jobs.evaluations import RecordedScores, ScoreKey
 from workflows.jobs.jobs import JobNotFoundError
 from workflows.jobs.pipeline import StageEmitter
-from workflows.jobs.protocol import Event, JobSpec, Progress, Result, StageStarted
+from workflows.jobs.protocol import Event, JobSpec, Notice, Progress, Result, StageStarted
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.jobs.worker import Worker
@@ -192,6 +192,9 @@ def test_a_score_is_recorded_once_found_again_and_put_on_cards(
     assert made == ["zoo/base"]
     told = [(e.values["scores"], e.values["cards"]) for e in events if isinstance(e, Result)]
     assert told == [({"math": 0.75}, []), ({"math": 0.75}, ["org/merge"])]
+    monkeypatch.setattr(evaluation_pipeline, "publish_scores", lambda *_, tell, **__: tell("made by another version"))
+    evaluation_pipeline.run(job, events.append)
+    assert [e.message for e in events if isinstance(e, Notice)] == ["made by another version"]
 
 
 def test_a_model_that_fails_is_recorded_so(spec: Callable[..., JobSpec], api: HfApi, hub: Hub, made: list[str]) -> None:
