@@ -53,6 +53,7 @@ def run(spec: JobSpec, emit: Emit) -> None:
     folder, cache = spec.workdir / "out", spec.workdir / "inputs"
     published = find_published(hub, target, prepared.identity) if prepared.published else None
     if published is not None:  # by an attempt that was lost, maybe with the whole data folder
+        observer.warning(f"{target.repo} holds this merge already, and nothing is merged anew")
         with writing(folder / MANIFEST):
             folder.mkdir(parents=True, exist_ok=True)
             manifest = hub.read_file(published.repo, published.commit, MANIFEST, MAX_MANIFEST_BYTES)
