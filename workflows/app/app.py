@@ -47,6 +47,7 @@ from workflows.app.leaderboard_page import board_routes, leaderboard_page
 from workflows.app.mcp import answer_mcp_here
 from workflows.app.merge_page import merge_page
 from workflows.app.model_page import model_page
+from workflows.app.session import Sessions
 from workflows.app.signin import AskedScopes, OAuthClient, SmallSession, use_oauth_client, use_the_space_s_client
 from workflows.app.site import Site, site_routes
 from workflows.app.watchers_page import watchers_page
@@ -158,6 +159,8 @@ def build_web_app(
             i18n=gr.I18n(en={"common.complete": "Done"}),
         )
     mounted: Any = app.routes[-1]
+    mounted.app.state_holder = Sessions()
+    mounted.app.state_holder.set_blocks(demo)
     mounted.app.user_middleware.append(Middleware(SmallSession))  # within gradio's own, which has the sessions
     for kind in (FnIndexInferError, KeyError, TypeError):
         mounted.app.add_exception_handler(kind, _not_understood)

@@ -7,15 +7,42 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
+from gradio.state_holder import SessionState, StateHolder
 
 from hubmerge.errors import LoginError
 from workflows.service import Service
 from workflows.values import Visitor
 
 FOR_PROGRAMS = "; a program sends its token (Client(…, oauth_token=…))"  # of a next step; pages leave it out
+
+
+class Sessions(StateHolder):  # type: ignore[misc]
+    """gradio's sessions, without the settings and the last value of every component of every page: 0.7 MB in each, of
+    which it keeps ten thousand, one for each page that was opened and for each call of a program."""
+
+    def __getitem__(self, session_id: str) -> SessionState:
+        if session_id not in self.session_data:
+            state = SessionState(SimpleNamespace(default_config=self.blocks.default_config, blocks=()))
+            state.config_values = _Nowhere()
+            self.session_data[session_id] = state
+        return super().__getitem__(session_id)
+
+
+class _Nowhere(dict[int, Any]):
+    """Keeps nothing. gradio would make a link to a page's present state of it, which no page offers."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __missing__(self, key: int) -> dict[str, Any]:
+        return {}
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        pass
 
 
 def for_visitor(handler: Callable[..., Any]) -> Callable[..., Any]:

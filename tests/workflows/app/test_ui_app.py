@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -107,6 +109,24 @@ def test_without_an_oauth_client_nothing_starts(space: str | None, how: str, tmp
     with pytest.raises(LoginError, match=how):
         serve.serve(Settings(space_id=space, data_dir=tmp_path / "data"), host="127.0.0.1", port=0)
     assert not (tmp_path / "data").exists()
+
+
+def test_a_call_of_a_program_leaves_little_in_memory() -> None:
+    with launch_app(FakeService(), SETTINGS, port=0) as running:
+
+        def call() -> None:
+            asked = httpx.post(f"{running.url}/gradio_api/call/jobs_under_way", json={"data": []}).json()
+            assert "complete" in httpx.get(f"{running.url}/gradio_api/call/jobs_under_way/{asked['event_id']}").text
+
+        call()  # what is loaded once
+        tracemalloc.start()
+        try:
+            for _ in range(10):
+                call()
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] < 10 * 100_000
+        finally:
+            tracemalloc.stop()
 
 
 def test_the_queue_is_bounded_and_skipping_it_is_not_allowed() -> None:
