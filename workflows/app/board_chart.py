@@ -94,7 +94,9 @@ def _points(suite: SuiteBoard, domain: str | None) -> list[_Point]:
         score = line.score if line else row.overall if domain is None else None
         if score is not None and row.facts.density and not row.superseded and not row.flags:
             found.append(_Point(row, row.facts.density, score))
-    return found[:MAX_POINTS]
+            if len(found) == MAX_POINTS:
+                break
+    return found
 
 
 def _axis(densities: Sequence[float]) -> tuple[Callable[[float], float], list[float]]:
