@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from job_helpers import OUTAGE, FakeClock, ended
+from job_helpers import OUTAGE, FakeClock, ended, new_job
 from watch_helpers import BASE, facts, rule_of
 
 from hubmerge.errors import IncompatibleError
@@ -477,6 +477,14 @@ def test_a_set_whose_job_is_tried_again_is_not_given_up(ledger: Ledger, store: S
     assert [past.set_id for past in ledger.history("watch")] == [merge.set_id]
     assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is None
     assert ledger.used("watch") == 0
+
+
+def test_our_merges_are_read_anew_only_once_there_is_another(ledger: Ledger, store: Store) -> None:
+    for name in ("one", "two"):
+        store.submit(new_job(name))
+        ended(store, weights=[name])
+        assert name in ledger.own_merges()
+    assert ledger.own_merges() is ledger.own_merges()
 
 
 def test_the_reasons_of_the_last_look_are_noted_with_the_time_when_each_was_first_seen(
