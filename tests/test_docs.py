@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "examples" / "zoo" / "README.md"])
 
 
-def test_the_method_page_is_the_one_that_the_registry_generates() -> None:
+def test_the_method_page_is_the_one_that_the_registry_generates():
     assert (ROOT / "docs" / "methods.md").read_text(encoding="utf-8") == methods_page(), "run `make docs`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_paths_that_a_page_names_exist(page: Path) -> None:
+def test_paths_that_a_page_names_exist(page):
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
         assert (page.parent / target).exists(), target
@@ -34,14 +33,14 @@ def test_paths_that_a_page_names_exist(page: Path) -> None:
     ("page", "read"),
     [("README.md", recipe_from_yaml), ("docs/mergekit.md", recipe_from_yaml), ("docs/watchers.md", rule_from_yaml)],
 )
-def test_the_documents_that_a_page_shows_can_be_read(page: str, read: Callable[[str], object]) -> None:
+def test_the_documents_that_a_page_shows_can_be_read(page, read):
     shown = re.findall(r"^```yaml\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
     assert shown
     assert all(map(read, shown))
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "examples" / "recipes").glob("*.yaml")), ids=lambda p: p.name)
-def test_example_recipes_are_valid(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_recipes_are_valid(recipe, monkeypatch):
     monkeypatch.chdir(ROOT)
     if "\nsweep:" in recipe.read_text(encoding="utf-8"):
         assert load_sweep(recipe).variants

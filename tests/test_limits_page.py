@@ -68,7 +68,7 @@ def _functions(path: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("line", ROWS)
-def test_a_limit_has_the_stated_value_and_a_test_that_exists(line: str) -> None:
+def test_a_limit_has_the_stated_value_and_a_test_that_exists(line):
     row = ROW.fullmatch(line)
     assert row is not None
     module, name, stated, path, test = row.groups()
@@ -77,7 +77,7 @@ def test_a_limit_has_the_stated_value_and_a_test_that_exists(line: str) -> None:
     assert path is None or test in _functions(path)
 
 
-def test_every_constant_that_looks_like_a_bound_is_listed_or_is_none_for_a_reason() -> None:
+def test_every_constant_that_looks_like_a_bound_is_listed_or_is_none_for_a_reason():
     listed = {f"{row[1]}.py {row[2]}" for row in map(ROW.fullmatch, ROWS) if row}
     others = set(bounds()) - listed
     patterns = [pattern for group in NO_BOUND.values() for pattern in group]

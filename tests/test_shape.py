@@ -46,12 +46,12 @@ def importers(package: str) -> set[str]:
         ("workflows", ("workflows/", "app.py", "hubmerge/cli/main.py")),  # the command line serves, too
     ],
 )
-def test_a_package_is_imported_behind_one_door(package: str, door: str | tuple[str, ...]) -> None:
+def test_a_package_is_imported_behind_one_door(package, door):
     assert importers(package)
     assert all(path.startswith(door) for path in importers(package))
 
 
-def test_imports_point_down_the_rooms() -> None:
+def test_imports_point_down_the_rooms():
     """The contracts in pyproject.toml: no room imports what stands above it, and no module itself through others."""
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
@@ -59,12 +59,12 @@ def test_imports_point_down_the_rooms() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_modules_stay_readable(path: Path) -> None:
+def test_modules_stay_readable(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 450
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or path.name == "__init__.py"
 
 
-def test_light_commands_and_the_functions_of_the_library_do_not_import_torch_or_gradio() -> None:
+def test_light_commands_and_the_functions_of_the_library_do_not_import_torch_or_gradio():
     """Every command builds the parser of all."""
     script = (
         "import sys\nfrom hubmerge.cli.main import main\nassert main(['methods']) == 0\n"
@@ -75,7 +75,7 @@ def test_light_commands_and_the_functions_of_the_library_do_not_import_torch_or_
     assert printed_by(script).splitlines()[-1] == "[]"
 
 
-def test_what_is_not_needed_is_not_loaded() -> None:
+def test_what_is_not_needed_is_not_loaded():
     """A merge of local folders needs no client of the Hub, a card without scores no board."""
     script = (
         "import sys, json\nfrom pathlib import Path\n"
@@ -92,13 +92,13 @@ def test_what_is_not_needed_is_not_loaded() -> None:
     assert printed_by(script).strip() == "[]"
 
 
-def test_no_two_files_of_tests_have_one_name() -> None:
+def test_no_two_files_of_tests_have_one_name():
     """A name is the module's; a second one of it could not be imported beside the first."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
 
 
-def test_every_file_that_is_listed_as_slow_exists() -> None:
+def test_every_file_that_is_listed_as_slow_exists():
     listed = [line for line in (ROOT / "tests" / "slow.txt").read_text("utf-8").splitlines() if line[0] != "#"]
     assert listed == sorted(set(listed))
     assert [name for name in listed if not (ROOT / "tests" / name).is_file()] == []

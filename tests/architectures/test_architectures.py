@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ def without_progress_bars() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_every_architecture_merges_loads_and_computes_the_same(batch: int, tmp_path: Path):
+def test_every_architecture_merges_loads_and_computes_the_same(batch, tmp_path):
     known = recorded()
     wrong = {}
     for family in SWEPT[batch::BATCHES]:
@@ -59,7 +58,7 @@ def test_the_page_lists_every_family_once_and_is_as_it_would_be_written():
 
 
 @pytest.mark.parametrize("family", NOT_BUILT)
-def test_what_is_listed_as_not_built_is_still_not(family: str, tmp_path: Path):
+def test_what_is_listed_as_not_built_is_still_not(family, tmp_path):
     """So that the list cannot silently grow, nor stay when a newer transformers builds more."""
     reason = NOT_BUILT[family]
     package, _, more = reason.removeprefix("needs ").partition("; ")

@@ -52,7 +52,7 @@ def told_by(kind: type[PreTrainedConfig], text: str) -> str:
 
 
 @pytest.mark.parametrize("model_type", NO_DEFAULTS)
-def test_what_has_no_defaults_still_has_none(model_type: str):
+def test_what_has_no_defaults_still_has_none(model_type):
     with pytest.raises((ValueError, StrictDataclassError)):
         CONFIG_MAPPING[model_type]()
 

@@ -22,7 +22,7 @@ def compared(shape: str, *left_out: str) -> list[dict[str, Any]]:
     return rows + [ran(shape, "mergekit", m, 11 * 10**9) for m in sorted(SIX - set(left_out))]
 
 
-def test_the_page_is_what_was_measured(tmp_path: Path) -> None:
+def test_the_page_is_what_was_measured(tmp_path):
     docs = tmp_path / "docs"
     shutil.copytree(DOCS / "data", docs / "data")
     shutil.copy(DOCS / "benchmarks.md", docs)
@@ -42,7 +42,7 @@ def test_the_page_is_what_was_measured(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_was_not_compared_has_its_rows(reason: dict[str, Any] | None, told: str, tmp_path: Path) -> None:
+def test_what_was_not_compared_has_its_rows(reason, told, tmp_path):
     rows = compared("tiny", "ram_plus")
     if reason:
         rows.append({"shape": "tiny", "what": "mergekit", "method": "ram_plus", **reason})
@@ -81,9 +81,7 @@ def of_memory(peak: int) -> dict[str, list[dict[str, Any]]]:
         ("≤ 1 GB", of_memory(10**9), of_memory(10**9 + 1)),
     ],
 )
-def test_a_target_is_met_up_to_what_it_says(
-    target: str, met: dict[str, list[dict[str, Any]]], missed: dict[str, list[dict[str, Any]]]
-) -> None:
+def test_a_target_is_met_up_to_what_it_says(target, met, missed):
     for rows, verdict in ((met, "yes"), (missed, "**no**")):
         [found] = [t[2] for t in targets(rows, {}, None) if target in t[0] and t[2] != NOT_MEASURED]
         assert found == verdict

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,7 @@ from benchmarks import suite, zoo
 from benchmarks.metering import FailedRunError, Suite, measure
 
 
-def test_a_section_that_fails_is_told_of_and_leaves_no_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_section_that_fails_is_told_of_and_leaves_no_figures(tmp_path, monkeypatch, capsys):
     def fails(machine: Suite) -> list[dict[str, Any]]:
         raise FailedRunError("no room")
 
@@ -28,7 +25,7 @@ def test_a_section_that_fails_is_told_of_and_leaves_no_figures(
     assert "floor: failed: no room" in capsys.readouterr().out
 
 
-def test_a_line_under_a_table_speaks_for_all_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_under_a_table_speaks_for_all_of_its_rows(monkeypatch):
     """Shapes that were measured on another machine, or another day, do not stay beside those measured now."""
     here = {**MACHINE, "processor": "P", "cores": 2, "python": "3.11", "date": "2026-11-22"}
     small, large = ran("0.5b", "imports", wall_s=1.0), ran("1.5b", "imports", wall_s=1.0)
@@ -41,7 +38,7 @@ def test_a_line_under_a_table_speaks_for_all_of_its_rows(monkeypatch: pytest.Mon
         assert suite._section({**before, "machine": {**here, **other}}, [again])["rows"] == [again]
 
 
-def test_cpu_is_that_of_all_threads_and_children_and_of_the_system() -> None:
+def test_cpu_is_that_of_all_threads_and_children_and_of_the_system():
     """Half a second of it at least, most of which the system spends, in a child's thread."""
     child = (
         "import threading, time\n"
@@ -56,9 +53,7 @@ def test_cpu_is_that_of_all_threads_and_children_and_of_the_system() -> None:
     assert run.cpu_s >= float(run.output) >= 0.5
 
 
-def test_of_several_runs_the_one_with_the_least_cpu_time_is_kept_with_its_own_wall_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_several_runs_the_one_with_the_least_cpu_time_is_kept_with_its_own_wall_time(tmp_path, monkeypatch):
     rows = iter([{"wall_s": w, "cpu_s": c} for w, c in ((1.0, 5.0), (3.0, 4.0), (2.0, 6.0))] * 2)
     machine = place(tmp_path)
     machine.repeat = 3
@@ -69,7 +64,7 @@ def test_of_several_runs_the_one_with_the_least_cpu_time_is_kept_with_its_own_wa
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_the_zoo_s_pages_are_what_their_generator_writes(tmp_path: Path) -> None:
+def test_the_zoo_s_pages_are_what_their_generator_writes(tmp_path):
     """With the counts that are kept as data; every method is merged anew."""
     rows = json.loads((zoo.DOCS / "data" / "zoo_evaluation.json").read_text())
     assert zoo.counts_table(rows) in (zoo.DOCS / "evaluation.md").read_text()

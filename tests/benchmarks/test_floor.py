@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from benchmark_helpers import place
@@ -31,9 +30,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 @pytest.mark.parametrize(("passes", "hashed"), [(1, True), (2, False)])
-def test_the_floor_reads_every_input_and_writes_every_byte_of_an_output(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: int, hashed: bool
-) -> None:
+def test_the_floor_reads_every_input_and_writes_every_byte_of_an_output(plan, tmp_path, monkeypatch, passes, hashed):
     read: list[int] = []
     original = stream_meter.read_chunk
 
@@ -53,7 +50,7 @@ def test_the_floor_reads_every_input_and_writes_every_byte_of_an_output(
     assert [t.name for t in threading.enumerate() if t.name == "floor-hash"] == []
 
 
-def test_the_floor_writes_while_it_reads(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_floor_writes_while_it_reads(plan, tmp_path, monkeypatch):
     """The sink does; a floor that wrote afterwards would be none."""
     writing = threading.Event()
 
@@ -69,9 +66,7 @@ def test_the_floor_writes_while_it_reads(plan: Plan, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("kind", "hashed"), [("null", True), ("disk", False)])
-def test_a_sink_writes_and_hashes_what_it_says(
-    plan: Plan, tmp_path: Path, kind: Literal["null", "disk"], hashed: bool
-) -> None:
+def test_a_sink_writes_and_hashes_what_it_says(plan, tmp_path, kind, hashed):
     with stream_meter.hashing(on=hashed):
         stream_meter.merged(plan, tmp_path / "out", StreamOptions(threads=2, backend="eager", sink=kind))
     written = list((tmp_path / "out").glob("*.safetensors"))
@@ -81,7 +76,7 @@ def test_a_sink_writes_and_hashes_what_it_says(
     assert ("0" * 64 in digests) is not hashed
 
 
-def test_what_is_compared_runs_by_turns_and_the_least_of_each_is_kept(tmp_path: Path) -> None:
+def test_what_is_compared_runs_by_turns_and_the_least_of_each_is_kept(tmp_path):
     begun: list[str] = []
 
     def run(name: str, walls: Iterator[float]) -> dict[str, Any]:
@@ -94,9 +89,7 @@ def test_what_is_compared_runs_by_turns_and_the_least_of_each_is_kept(tmp_path: 
     assert found == {"stream": {"wall_s": 2.0, "cpu_s": 7.0}, "floor": {"wall_s": 1.0, "cpu_s": 4.0}}
 
 
-def test_making_synthetic_values_is_no_part_of_what_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_making_synthetic_values_is_no_part_of_what_is_measured(tmp_path, monkeypatch):
     own = "synthetic:short?layers=1&seed=12345"
     agents = [f"{own}&agent={k}&density=0.1" for k in (1, 2)]
     recipe = Recipe.model_validate({"base": own, "agents": agents, "method": "ram_plus"})

@@ -46,9 +46,7 @@ def agent(number: int, density: float = 0.1, more: str = "") -> str:
         ("qwen3-30b-a3b", 30_532_122_624, 18_867),
     ],
 )
-def test_a_shape_has_as_many_parameters_and_tensors_as_the_published_model(
-    shape: str, parameters: int, tensors: int
-) -> None:
+def test_a_shape_has_as_many_parameters_and_tensors_as_the_published_model(shape, parameters, tensors):
     model = open_synthetic(f"synthetic:{shape}")
     assert sum(t.entry.elements for t in model.tensors.values()) == parameters == SHAPES[shape].parameters
     assert len(model.tensors) == tensors
@@ -59,7 +57,7 @@ def values(model: Model, name: str, start: int, count: int) -> np.ndarray:
         return reader.values(0, model.tensors[name], start, count)
 
 
-def test_any_range_reads_the_same_elements() -> None:
+def test_any_range_reads_the_same_elements():
     model = open_synthetic(agent(1))
     name = "model.embed_tokens.weight"
     whole = values(model, name, 0, 2 * TILE + 1000)
@@ -67,7 +65,7 @@ def test_any_range_reads_the_same_elements() -> None:
         assert np.array_equal(values(model, name, start, count), whole[start : start + count])
 
 
-def test_tensors_seeds_and_agents_differ_and_the_same_name_gives_the_same() -> None:
+def test_tensors_seeds_and_agents_differ_and_the_same_name_gives_the_same():
     def read(model: str, tensor: str = "model.norm.weight") -> bytes:
         return values(open_synthetic(model), tensor, 0, 896).tobytes()
 
@@ -81,7 +79,7 @@ def counted(plan: Plan) -> Tally:
         return probe(plan, reader, StreamOptions(), Unobserved()).total
 
 
-def test_densities_and_the_shared_part_are_what_the_name_says() -> None:
+def test_densities_and_the_shared_part_are_what_the_name_says():
     total = counted(planned(*(agent(k, more="&layers=1") for k in (1, 2, 3)), base=f"{NAME}?layers=1"))
     for k in range(3):
         density = total.changed[k] / total.elements
@@ -91,7 +89,7 @@ def test_densities_and_the_shared_part_are_what_the_name_says() -> None:
         assert total.by_overlap[k, 2] == 0  # what is shared at all is shared by all
 
 
-def test_only_where_folders_are_allowed_is_a_synthetic_model_opened() -> None:
+def test_only_where_folders_are_allowed_is_a_synthetic_model_opened():
     with pytest.raises(HubmergeError):
         open_model(ModelName.parse(NAME), NOWHERE, allow_local=False)
     assert open_model(ModelName.parse(NAME), NOWHERE, allow_local=True).ref.kind == "synthetic"
@@ -106,12 +104,12 @@ def test_only_where_folders_are_allowed_is_a_synthetic_model_opened() -> None:
         *(f"qwen2.5-0.5b?agent={agent}&density=0.1" for agent in ("-1", "x")),
     ],
 )
-def test_a_name_that_says_something_else_is_refused(name: str) -> None:
+def test_a_name_that_says_something_else_is_refused(name):
     with pytest.raises(RecipeError):
         open_synthetic(f"synthetic:{name}")
 
 
-def test_a_recipe_with_synthetic_models_is_pinned_and_written_as_it_was_read(tmp_path: Path) -> None:
+def test_a_recipe_with_synthetic_models_is_pinned_and_written_as_it_was_read(tmp_path):
     plan = planned(agent(1), agent(2))
     path = tmp_path / "recipe.yaml"
     path.write_text(plan.recipe.to_yaml())
@@ -120,7 +118,7 @@ def test_a_recipe_with_synthetic_models_is_pinned_and_written_as_it_was_read(tmp
     assert planned(agent(1), agent(2, more="&seed=1")).identity != plan.identity
 
 
-def test_updates_are_log_normal() -> None:
+def test_updates_are_log_normal():
     base, moved = (values(open_synthetic(m), "model.embed_tokens.weight", 0, TILE) for m in (NAME, agent(1, 1.0)))
     logarithms = np.log(np.abs(moved - base))
     # rounding to bf16 moves single values, not their middle
@@ -129,7 +127,7 @@ def test_updates_are_log_normal() -> None:
     assert np.count_nonzero(moved == base) == 0
 
 
-def test_the_largest_plan_is_made_from_shapes_alone() -> None:
+def test_the_largest_plan_is_made_from_shapes_alone():
     big = "synthetic:llama-405b"
     plan = planned(*(f"{big}?agent={k}&density=0.1" for k in (1, 2, 3)), base=big)
     assert plan.elements == 405_853_388_800

@@ -145,7 +145,7 @@ def arguments(text: str, language: Language = "python") -> dict[str | None, Any]
         '```json\n[{"name": "f", "arguments": {"a": 1}}, {"name": "g.h", "arguments": {"b": "x"}}]\n```',
     ],
 )
-def test_every_way_to_write_calls_gives_the_same_calls(text: str) -> None:
+def test_every_way_to_write_calls_gives_the_same_calls(text):
     assert decode(text) == (Call("f", {"a": 1}), Call("g.h", {"b": "x"}))
 
 
@@ -190,7 +190,7 @@ def test_an_empty_list_is_no_call(text):
         ),
     ],
 )
-def test_what_is_no_list_of_calls_or_too_much_is_none(text: str) -> None:
+def test_what_is_no_list_of_calls_or_too_much_is_none(text):
     assert decode(text) is None
 
 
@@ -293,7 +293,7 @@ def test_a_value_matches_by_type_and_key(language, value, schema, values, verdic
         {"function": '[{"name": "f", "parameters": {}}]', "question": '[[{"role": 1}]]'},
     ],
 )
-def test_a_row_of_another_shape_is_refused_by_name(parts: dict[str, Any]) -> None:
+def test_a_row_of_another_shape_is_refused_by_name(parts):
     own = own_task("bfcl_simple_python")
     good = rows("simple_python")[0]
     assert own.reference(good)
@@ -356,7 +356,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", list(BOMBS))
-def test_a_bomb_is_no_call_and_leaves_the_parser_usable(name: str, language: Language) -> None:
+def test_a_bomb_is_no_call_and_leaves_the_parser_usable(name, language):
     limit = sys.getrecursionlimit()
     decode(BOMBS[name], language)
     assert sys.getrecursionlimit() == limit
@@ -371,7 +371,7 @@ def test_a_bomb_is_no_call_and_leaves_the_parser_usable(name: str, language: Lan
         *("[[1],", "[1],\n", "new Array([1], ", "a: ", "a, ", "]", ",", "{"),
     ],
 )
-def test_a_value_made_to_be_slow_is_read_within_seconds(piece: str) -> None:
+def test_a_value_made_to_be_slow_is_read_within_seconds(piece):
     for language in ("java", "javascript"):
         for declared, known in TYPES[language].items():
             for start in ("", "new HashMap<>() {{ ", "new ArrayList<>() {{ ", "[[", "{"):
@@ -395,7 +395,7 @@ def test_answers_of_more_characters_than_are_read_are_no_call(language, most):
     assert [decode(text, language) is None for text in texts] == [False, True]
 
 
-def test_nothing_in_an_answer_runs() -> None:
+def test_nothing_in_an_answer_runs():
     before = set(sys.modules)
     for source in ("__import__('antigravity')", "__import__('antigravity') + 1", "(lambda: __import__('this'))() * 2"):
         for text in (f"[f(a={source})]", f"[{source}]", source, f"[f(a=[{source}][0] + 1)]"):

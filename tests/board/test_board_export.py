@@ -11,7 +11,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from board_helpers import ENVIRONMENT, TRUSTED, family, own, result, task, written
-from processes import Done, Refused
 
 from hubmerge.board.export import board_json, row_data, suite_csv
 from hubmerge.board.files import parse_files
@@ -29,7 +28,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("text", FORMULAS)
-def test_no_cell_of_the_csv_begins_a_formula(text: str) -> None:
+def test_no_cell_of_the_csv_begins_a_formula(text):
     facts = {"author": text, "license": text, "method": text, "method_parameters": {"a": text}}
     suite = build_board([result("org/odd", "9", {text: 0.5, "math": 0.25}, facts=facts)]).suites[0]
     lines = list(csv.reader(io.StringIO(suite_csv(suite))))
@@ -39,7 +38,7 @@ def test_no_cell_of_the_csv_begins_a_formula(text: str) -> None:
         assert text in [cell.replace("'", "") for cell in line]
 
 
-def test_the_reason_of_a_flag_ends_no_line_of_the_csv() -> None:
+def test_the_reason_of_a_flag_ends_no_line_of_the_csv():
     entry = {"kind": "contaminated", "model": "org/code", "reason": "leaked\r=1+1\n\u202e\x1b[2J, as told"}
     flags = parse_files([("flags.json", json.dumps({"flags": [entry]}).encode())]).flags
     lines = list(csv.reader(io.StringIO(suite_csv(build_board(family(), flags).suites[0]), newline="")))
@@ -48,7 +47,7 @@ def test_the_reason_of_a_flag_ends_no_line_of_the_csv() -> None:
     assert [flag.reason for flag in flags] == ["leaked =1+1\n  [2J, as told"]
 
 
-def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:
+def test_numbers_stay_numbers_and_nothing_stands_for_unknown():
     *others, last = family()
     facts = last.facts.model_copy(update={"effective_scales": (1.02, -1.1000001)})
     board = build_board([*others, last.model_copy(update={"facts": facts})])
@@ -63,7 +62,7 @@ def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:
     assert (base["skills_kept"], base["method"], base["density"]) == ("", "", "")
 
 
-def test_a_domain_that_is_called_like_a_column_hides_none() -> None:
+def test_a_domain_that_is_called_like_a_column_hides_none():
     scores = {"model": 0.25, "agents": 0.5, "overall_low": 0.75, "score_model": 0.5}
     own = {"math": 0.5, "math_low": 0.5}
     [row] = rows_of(suite_csv(build_board([result("org/odd", "9", scores | own)]).suites[0]))
@@ -72,7 +71,7 @@ def test_a_domain_that_is_called_like_a_column_hides_none() -> None:
     assert float(row["math_low"]) < float(row["math"]) == float(row["score_math_low"])
 
 
-def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
+def test_json_parquet_and_csv_say_the_same_of_every_row():
     ran, words = {"dtype": "bfloat16", "stored_dtype": "float32"}, "bfloat16, stored as float32"
     tasks = [task(f"{domain}_task", domain, 0.5, truncated=3) for domain in ("math", "instruction", "code")]
     strange = result("evil/x", "f", tasks, environment=ENVIRONMENT | ran, facts={"recipe": "method: ram"})
@@ -121,7 +120,7 @@ def command(tmp_path: Path) -> tuple[object, ...]:
     return "leaderboard", "--results", written(tmp_path, *family(), other)
 
 
-def test_the_command_prints_the_board_of_a_folder(command: tuple[object, ...], done: Done) -> None:
+def test_the_command_prints_the_board_of_a_folder(command, done):
     text = done(*command).out
     assert "org/merge@eeeeeee" in text
     assert "61.0 (55.5 to 66.1)" in text
@@ -140,15 +139,13 @@ def test_the_command_prints_the_board_of_a_folder(command: tuple[object, ...], d
         (["--suite-version", "1"], "Name it with --suite"),
     ],
 )
-def test_the_command_says_which_suites_and_versions_there_are(
-    command: tuple[object, ...], refused: Refused, words: list[str], said: str
-) -> None:
+def test_the_command_says_which_suites_and_versions_there_are(command, refused, words, said):
     assert said in refused(*command, *words)
 
 
 def test_without_a_dataset_a_folder_of_the_data_is_read_and_no_repo_that_is_called_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused, done: Done
-) -> None:
+    tmp_path, monkeypatch, refused, done
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HUBMERGE_DATA", "data")
     assert f"no such folder of results in {tmp_path}/data/results-dataset" in refused("leaderboard")
@@ -156,7 +153,7 @@ def test_without_a_dataset_a_folder_of_the_data_is_read_and_no_repo_that_is_call
     done("leaderboard")
 
 
-def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, done: Done) -> None:
+def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path, done):
     path = tmp_path / "results" / "bad\x1b[2J.json"
     path.parent.mkdir()
     path.write_text("{")
@@ -165,7 +162,7 @@ def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, done: Don
     assert "domain\\x9b2J" in out
 
 
-def test_prompts_that_were_cut_are_told_on_page_and_card() -> None:
+def test_prompts_that_were_cut_are_told_on_page_and_card():
     cut = result("org/short", "1", [task("a", "math", 0.5, truncated=3), task("b", "math", 0.5)])
     [suite] = build_board([cut]).suites
     assert [t["truncated"] for t in row_data(suite.rows[0])["tasks"]] == [3, None]

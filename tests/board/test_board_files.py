@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,7 +80,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_broken_file_is_refused_and_takes_no_other_with_it(name: str) -> None:
+def test_a_broken_file_is_refused_and_takes_no_other_with_it(name):
     read = parse_files([(PLACE, ROWS[name]), *stored(*family())])
     assert [r.where for r in read.refused] == [PLACE]
     assert read.refused[0].reason
@@ -90,7 +89,7 @@ def test_a_broken_file_is_refused_and_takes_no_other_with_it(name: str) -> None:
     assert board.refused == read.refused
 
 
-def test_flags_are_read_one_by_one() -> None:
+def test_flags_are_read_one_by_one():
     entries = [
         {"kind": "contaminated", "model": "org/math", "reason": "leaked\r=1+1\n\u202e\x1b[2J"},
         {"kind": "withdrawn", "model": "org/base", "sha": sha("b")},
@@ -119,13 +118,13 @@ BROKEN = (
 
 
 @pytest.mark.parametrize("data", BROKEN, ids=range(7))
-def test_a_broken_file_of_the_keepers_is_refused_as_a_whole_and_the_results_are_read(data: bytes) -> None:
+def test_a_broken_file_of_the_keepers_is_refused_as_a_whole_and_the_results_are_read(data):
     read = parse_files([*stored(*family()), ("flags.json", data)])
     assert (read.flags, len(read.results)) == ((), 4)
     assert [r.where for r in read.refused] == ["flags.json"]
 
 
-def test_a_folder_is_read_without_following_links_which_are_told(tmp_path: Path) -> None:
+def test_a_folder_is_read_without_following_links_which_are_told(tmp_path):
     """The client's cache has links for files."""
     written(tmp_path, *family(), flags=b'{"flags": [{"kind": "withdrawn", "model": "org/math"}]}', notes=b"no result")
     (tmp_path / "secret").write_text("top")
@@ -140,9 +139,7 @@ def test_a_folder_is_read_without_following_links_which_are_told(tmp_path: Path)
     assert build_board(read.results) == build_board(family())
 
 
-def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(tmp_path, monkeypatch):
     written(tmp_path, *family())
     monkeypatch.setattr("hubmerge.board.files.MAX_FILES", 2)
     read = read_folder(tmp_path)
@@ -150,7 +147,7 @@ def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(
     assert {r.reason for r in read.refused} == {"more than 2 files"}
 
 
-def test_a_file_whose_name_is_no_text_is_refused_and_told(tmp_path: Path) -> None:
+def test_a_file_whose_name_is_no_text_is_refused_and_told(tmp_path):
     written(tmp_path, *family())
     try:
         (tmp_path / "results" / "a\udcff.json").write_bytes(b"{")
@@ -162,7 +159,7 @@ def test_a_file_whose_name_is_no_text_is_refused_and_told(tmp_path: Path) -> Non
     board_json(build_board(read.results, read.flags, refused=read.refused)).encode()
 
 
-def test_a_folder_without_results_says_so_and_a_missing_one_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_results_says_so_and_a_missing_one_is_told(tmp_path):
     inner = written(tmp_path, *family()) / "results"
     assert read_folder(tmp_path).refused == ()
     assert [r.reason for r in read_folder(inner).refused] == [f"no such folder in {inner}"]

@@ -45,7 +45,7 @@ def source(dataset: Dataset) -> DatasetBoard:
     return DatasetBoard(dataset, clock=lambda: dataset.now)  # type: ignore[arg-type]
 
 
-def test_the_dataset_is_asked_now_and_then_and_a_new_result_appears(dataset: Dataset, source: DatasetBoard) -> None:
+def test_the_dataset_is_asked_now_and_then_and_a_new_result_appears(dataset, source):
     assert source.board().suites == build_board(family()).suites
     dataset.now = 9
     source.board()
@@ -60,7 +60,7 @@ def test_the_dataset_is_asked_now_and_then_and_a_new_result_appears(dataset: Dat
     assert source.board().suites[0].rows[0].model == "org/new"
 
 
-def test_the_last_board_stays_while_the_hub_is_silent(dataset: Dataset, source: DatasetBoard) -> None:
+def test_the_last_board_stays_while_the_hub_is_silent(dataset, source):
     board = source.board()
     dataset.failure, dataset.now = HubUnavailableError("down"), 31
     assert source.board() is board
@@ -68,7 +68,7 @@ def test_the_last_board_stays_while_the_hub_is_silent(dataset: Dataset, source: 
     assert dataset.loads == 2
 
 
-def test_a_hub_that_never_answered_is_told(dataset: Dataset, source: DatasetBoard) -> None:
+def test_a_hub_that_never_answered_is_told(dataset, source):
     dataset.failure = HubUnavailableError("down")
     for _ in range(68):  # of whom each would wait for minutes, in a thread that shows no other page
         with pytest.raises(HubUnavailableError, match="down"):
@@ -99,9 +99,7 @@ def being_read(dataset: Dataset, source: DatasetBoard) -> Iterator[None]:
         reading.join()
 
 
-def test_nobody_waits_long_for_a_first_board_that_the_hub_does_not_give(
-    dataset: Dataset, source: DatasetBoard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_long_for_a_first_board_that_the_hub_does_not_give(dataset, source, monkeypatch):
     monkeypatch.setattr("hubmerge.board.source.FIRST_WAIT_S", 0.1)
     with being_read(dataset, source):
         for _ in range(3):
@@ -110,12 +108,12 @@ def test_nobody_waits_long_for_a_first_board_that_the_hub_does_not_give(
     assert source.board().suites
 
 
-def test_a_dataset_that_does_not_exist_yet_is_an_empty_board(dataset: Dataset, source: DatasetBoard) -> None:
+def test_a_dataset_that_does_not_exist_yet_is_an_empty_board(dataset, source):
     dataset.failure = SourceNotFoundError("no such repo")
     assert source.board() == Board()
 
 
-def test_nobody_waits_while_another_thread_rebuilds(dataset: Dataset, source: DatasetBoard) -> None:
+def test_nobody_waits_while_another_thread_rebuilds(dataset, source):
     board = source.board()
     dataset.loaded, dataset.now = LoadedResults(results=(), sha="b" * 40), 31
     with being_read(dataset, source):

@@ -79,7 +79,7 @@ def results_of(repo: str) -> Sequence[EvaluationResult]:
     ]
 
 
-def test_the_card_gets_every_parent_beside_the_merge(hub: Hub, ada: HfApi, repo: str) -> None:
+def test_the_card_gets_every_parent_beside_the_merge(hub, ada, repo):
     assert publish_scores(hub, repo, results_of(repo)) == ada.model_info(repo).sha
     card = text(ada, repo, "README.md")
     assert "| Task | Metric | this merge | base | math | `tool_use` |" in card
@@ -92,7 +92,7 @@ def test_the_card_gets_every_parent_beside_the_merge(hub: Hub, ada: HfApi, repo:
     assert "No evaluation has been run yet" not in card
 
 
-def test_registered_benchmarks_and_others_stand_where_the_hub_looks(hub: Hub, ada: HfApi, repo: str) -> None:
+def test_registered_benchmarks_and_others_stand_where_the_hub_looks(hub, ada, repo):
     dataset = ResultsDataset(hub, f"{repo}-results")
     ada.create_repo(dataset.repo, repo_type="dataset", private=True)
     publish_scores(hub, repo, results_of(repo), dataset=dataset)
@@ -108,7 +108,7 @@ def test_registered_benchmarks_and_others_stand_where_the_hub_looks(hub: Hub, ad
     assert (index.dataset_type, index.metric_value) == ("data/math_500", 0.5)
 
 
-def test_the_same_scores_again_make_no_commit_and_new_ones_one(hub: Hub, ada: HfApi, repo: str) -> None:
+def test_the_same_scores_again_make_no_commit_and_new_ones_one(hub, ada, repo):
     publish_scores(hub, repo, results_of(repo)[:1])
     before = len(ada.list_repo_commits(repo))
     assert publish_scores(hub, repo, results_of(repo)[:1]) is None
@@ -117,7 +117,7 @@ def test_the_same_scores_again_make_no_commit_and_new_ones_one(hub: Hub, ada: Hf
     assert json.loads(text(ada, repo, "hubmerge.json"))["identity"] == merge_report(repo).identity
 
 
-def test_scores_of_another_suite_stay_beside_new_ones(hub: Hub, ada: HfApi, repo: str) -> None:
+def test_scores_of_another_suite_stay_beside_new_ones(hub, ada, repo):
     """As after two runs of `hubmerge run --evaluate`, of which each knows its own suite alone."""
     code = [result(repo, "9", [task("humaneval", "code", 0.4)], suite="code")]
     for results in (results_of(repo), code):
@@ -129,7 +129,7 @@ def test_scores_of_another_suite_stay_beside_new_ones(hub: Hub, ada: HfApi, repo
     assert [score.dataset_name for score in index] == ["humaneval", "math_500"]
 
 
-def test_a_card_that_somebody_edited_stays(hub: Hub, ada: HfApi, repo: str) -> None:
+def test_a_card_that_somebody_edited_stays(hub, ada, repo):
     push(ada, repo, {"README.md": MINE})
     told: list[str] = []
     assert publish_scores(hub, repo, results_of(repo), tell=told.append) is not None
@@ -149,9 +149,7 @@ def test_a_card_that_somebody_edited_stays(hub: Hub, ada: HfApi, repo: str) -> N
         json.dumps(report(target="bob/other").to_json()).encode(),
     ],
 )
-def test_a_repo_that_is_no_merge_of_ours_is_not_touched(
-    hub: Hub, ada: HfApi, name: str, manifest: bytes | None
-) -> None:
+def test_a_repo_that_is_no_merge_of_ours_is_not_touched(hub, ada, name, manifest):
     ada.create_repo(name)
     push(ada, name, {"README.md": MINE, **({"hubmerge.json": manifest} if manifest else {})})
     before = ada.model_info(name).sha
@@ -161,9 +159,7 @@ def test_a_repo_that_is_no_merge_of_ours_is_not_touched(
 
 
 @pytest.mark.parametrize("recorded", ["before", "after"])
-def test_a_merge_that_was_renamed_gets_the_scores_that_were_recorded_under_either_name(
-    hub: Hub, ada: HfApi, repo: str, recorded: str
-) -> None:
+def test_a_merge_that_was_renamed_gets_the_scores_that_were_recorded_under_either_name(hub, ada, repo, recorded):
     renamed = f"{repo}-renamed"
     ada.move_repo(repo, renamed)
     results = results_of(repo if recorded == "before" else renamed)
@@ -176,9 +172,7 @@ def test_a_merge_that_was_renamed_gets_the_scores_that_were_recorded_under_eithe
         publish_scores(hub, renamed, [])
 
 
-def test_a_manifest_that_lost_a_figure_or_has_one_that_is_no_number_is_not_rendered_by_guesswork(
-    hub: Hub, ada: HfApi, repo: str
-) -> None:
+def test_a_manifest_that_lost_a_figure_or_has_one_that_is_no_number_is_not_rendered_by_guesswork(hub, ada, repo):
     lost, infinite = merge_report(repo).to_json(), merge_report(repo).to_json() | {"parameters": math.inf}
     del lost["statistics"]["total"]["shares"]
     for broken in (lost, infinite):
@@ -187,7 +181,7 @@ def test_a_manifest_that_lost_a_figure_or_has_one_that_is_no_number_is_not_rende
             publish_scores(hub, repo, results_of(repo))
 
 
-def test_results_of_others_of_other_commits_and_other_versions_are_left_out() -> None:
+def test_results_of_others_of_other_commits_and_other_versions_are_left_out():
     own, base, *_ = results_of("ada/merged")
     foreign = [
         base.model_copy(update={"sha": sha("f")}),
@@ -201,13 +195,13 @@ def test_results_of_others_of_other_commits_and_other_versions_are_left_out() ->
 
 
 @pytest.mark.parametrize("older", [0, 1])
-def test_a_score_has_the_prompt_of_its_own_version_alone(older: int) -> None:
+def test_a_score_has_the_prompt_of_its_own_version_alone(older):
     now = task("gsm8k", "math", 0.8, **GSM8K, task_version=registry()["gsm8k"].version - older)
     [row] = evaluation_rows(merge_report("ada/merged"), {"ada/merged"}, [result("ada/merged", "9", [now])])
     assert (row["title"], "prompt" in row) == ("GSM8K", not older)
 
 
-def test_a_merge_gets_no_score_of_another_one_that_had_its_name_before() -> None:
+def test_a_merge_gets_no_score_of_another_one_that_had_its_name_before():
     """Its repo was deleted, and another recipe was merged into one of the same name."""
     own, *parents = results_of("ada/merged")
     made = merge_report("ada/merged")
@@ -220,7 +214,7 @@ def test_a_merge_gets_no_score_of_another_one_that_had_its_name_before() -> None
     assert rows(f"{made.recipe_yaml}seed: 1\n") == []
 
 
-def test_a_parent_that_was_renamed_has_its_scores_on_card_and_board() -> None:
+def test_a_parent_that_was_renamed_has_its_scores_on_card_and_board():
     """It is measured under the name that it has now, at the commit that was merged."""
     merge, base, agent, *_ = results_of("ada/merged")
     duplicate = agent.model_copy(update={"model": "a/copy"})  # of the same commit, whose own score is preferred
@@ -243,7 +237,7 @@ def test_a_parent_that_was_renamed_has_its_scores_on_card_and_board() -> None:
     assert board_rows(build_board(told, trusted=TRUSTED))["org/merge"].skills is None, "they may be strangers'"
 
 
-def test_a_base_and_an_agent_of_one_name_have_scores_of_their_own(tmp_path: Path) -> None:
+def test_a_base_and_an_agent_of_one_name_have_scores_of_their_own(tmp_path):
     base = random_base(0)
     tensors = (base, sparse_agent(base, 0.2, 1), sparse_agent(base, 0.2, 2))
     made = plan_of(*(write_model(tmp_path / name, t) for name, t in zip(("x/m", "y/m", "z/n"), tensors, strict=True)))
@@ -255,7 +249,7 @@ def test_a_base_and_an_agent_of_one_name_have_scores_of_their_own(tmp_path: Path
     assert [row["value"] for row in rows] == [0.8, 0.2, 0.9, 0.3]
 
 
-def test_commits_whose_files_are_not_known_are_not_called_the_same_but_for_scores() -> None:
+def test_commits_whose_files_are_not_known_are_not_called_the_same_but_for_scores():
     def of(blob: str | None) -> RepoState:
         files = {"model.safetensors": FileInfo("model.safetensors", 1, blob=blob)}
         return RepoState("ada/x", "a" * 40, files, False, False, None, {})

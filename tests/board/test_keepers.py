@@ -10,7 +10,7 @@ import pytest
 from board_helpers import OTHER, SEED, TRUSTED, family, own, rows, written
 from datasets_by_hand import publish
 from huggingface_hub import HfApi
-from processes import Done, Refused
+from processes import Done
 
 from hubmerge.board.files import ResultFiles, entries_of, parse_files, with_signatures
 from hubmerge.board.leaderboard import build_board
@@ -21,7 +21,6 @@ from hubmerge.evaluation.result import result_path
 from hubmerge.evaluation.signing import public_key, signed, signed_entry
 from hubmerge.hub.client import Hub
 from hubmerge.settings import load_settings
-from localhub.process import LocalHubProcess
 from workflows.app.board_chart import _points
 from workflows.app.board_table import _model_cell
 from workflows.app.home_page import latest_merges
@@ -54,7 +53,7 @@ def by(entry: dict[str, Any], seed: bytes = SEED) -> dict[str, Any]:
 # --- flags -----------------------------------------------------------------------------------------------
 
 
-def test_a_flag_that_a_trusted_key_signed_takes_the_rank_of_the_model_and_of_its_merges() -> None:
+def test_a_flag_that_a_trusted_key_signed_takes_the_rank_of_the_model_and_of_its_merges():
     found = rows(board(by(CONTAMINATED)))
     assert {m: r.rank for m, r in found.items() if r.flags} == {"org/math": None, "org/merge": None}
 
@@ -69,7 +68,7 @@ def test_a_flag_that_a_trusted_key_signed_takes_the_rank_of_the_model_and_of_its
     ],
     ids=["unsigned", "another key", "no signature", "broken signature"],
 )
-def test_a_strangers_flag_is_told_and_not_applied(entry: dict[str, Any]) -> None:
+def test_a_strangers_flag_is_told_and_not_applied(entry):
     built = board(entry)
     assert built.suites == board().suites
     assert built.refused == (Refusal("flags.json, entry 1", NOT_APPLIED),)
@@ -78,13 +77,13 @@ def test_a_strangers_flag_is_told_and_not_applied(entry: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     "change", [{"model": "org/code"}, {"kind": "withdrawn"}, {"reason": "else"}, {"sha": "c" * 40}]
 )
-def test_an_edited_flag_with_its_old_signature_is_left_out(change: dict[str, str]) -> None:
+def test_an_edited_flag_with_its_old_signature_is_left_out(change):
     found = read(by(CONTAMINATED) | change, by(CONTAMINATED))
     assert [f.model for f in found.flags] == ["org/math"]
     assert found.refused == (Refusal("flags.json, entry 1", "its signature is not of this content"),)
 
 
-def test_the_signature_of_an_entry_is_one_of_the_documented_bytes() -> None:
+def test_the_signature_of_an_entry_is_one_of_the_documented_bytes():
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     text = json.dumps(CONTAMINATED, sort_keys=True, separators=(",", ":"))
@@ -93,7 +92,7 @@ def test_the_signature_of_an_entry_is_one_of_the_documented_bytes() -> None:
     public.verify(bytes.fromhex(signature["value"]), f"hubmerge flags 1\n{text}".encode())
 
 
-def test_a_flag_stands_on_the_pages_of_its_model_and_hides_its_merges_from_home_and_chart() -> None:
+def test_a_flag_stands_on_the_pages_of_its_model_and_hides_its_merges_from_home_and_chart():
     theirs, without = board(by(CONTAMINATED)), board()
     math = rows(theirs)["org/math"]
     assert "hm-notice hm-bad" in str(model_head(math, "http://hub"))
@@ -105,13 +104,13 @@ def test_a_flag_stands_on_the_pages_of_its_model_and_hides_its_merges_from_home_
 # --- signing ---------------------------------------------------------------------------------------------
 
 
-def test_an_entry_keeps_its_id_whatever_its_place_and_signature() -> None:
+def test_an_entry_keeps_its_id_whatever_its_place_and_signature():
     [one] = entries_of(file(CONTAMINATED))[0]
     two = entries_of(file({**CONTAMINATED, "sha": "a" * 40}, by(CONTAMINATED)))[0]
     assert [e.id == one.id for e in two] == [False, True]
 
 
-def test_signing_touches_the_named_entries_alone() -> None:
+def test_signing_touches_the_named_entries_alone():
     half = {"kind": "withdrawn", "model": "org/x", "reason": "\ud800"}
     data = file(half, CONTAMINATED, {**CONTAMINATED, "model": "org/code"})
     entry = entries_of(data)[0][0]
@@ -134,9 +133,7 @@ def listed(done: Done, *arguments: str) -> dict[str, Any]:
     return answer
 
 
-def test_the_command_lists_entries_and_signs_those_that_are_named(
-    keeper: bytes, local_hub: LocalHubProcess, monkeypatch: pytest.MonkeyPatch, done: Done
-) -> None:
+def test_the_command_lists_entries_and_signs_those_that_are_named(keeper, local_hub, monkeypatch, done):
     monkeypatch.setenv("HF_ENDPOINT", local_hub.endpoint)
     monkeypatch.setenv("HF_TOKEN", local_hub.tokens["ada"])
     repo, api = "ada/kept", HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
@@ -165,9 +162,7 @@ def test_the_command_lists_entries_and_signs_those_that_are_named(
     assert told == ["signed", "not signed"]
 
 
-def test_a_folder_is_signed_in_place_and_its_first_key_is_written(
-    keeper: bytes, tmp_path: Path, done: Done, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_signed_in_place_and_its_first_key_is_written(keeper, tmp_path, done, monkeypatch):
     """Also where a repo could be called so."""
     folder = written(tmp_path / "org" / "copy", flags=file(CONTAMINATED))
     monkeypatch.chdir(tmp_path)
@@ -190,15 +185,8 @@ def test_a_folder_is_signed_in_place_and_its_first_key_is_written(
     ids=["another key", "another id", "no secret"],
 )
 def test_what_cannot_be_signed_is_told_and_no_key_is_made_up(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    done: Done,
-    refused: Refused,
-    secret: str,
-    published: list[str],
-    others: list[str],
-    reason: str,
-) -> None:
+    tmp_path, monkeypatch, done, refused, secret, published, others, reason
+):
     environment = {"HUBMERGE_DATA": str(tmp_path / "data"), "HUBMERGE_SECRET": secret, "HUBMERGE_SIGNING_KEY": ""}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -209,7 +197,7 @@ def test_what_cannot_be_signed_is_told_and_no_key_is_made_up(
     assert not (tmp_path / "data").exists()
 
 
-def test_a_strangers_entry_obeys_no_terminal(tmp_path: Path, done: Done) -> None:
+def test_a_strangers_entry_obeys_no_terminal(tmp_path, done):
     (tmp_path / "flags.json").write_bytes(file({**CONTAMINATED, "reason": "\x1b[2J\u202egone"}))
     out = done("sign", tmp_path).out
     assert "\x1b" not in out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from board_helpers import OTHER, PARENTS, TRUSTED, family, own, parent, result, rows, sha, task
@@ -26,7 +25,7 @@ def reasons(board: Board) -> list[str]:
     return [r.reason for r in board.refused]
 
 
-def test_the_family_by_hand() -> None:
+def test_the_family_by_hand():
     suite = only(build_board(family()))
     assert suite.domains == ("math", "instruction", "code")
     merge = suite.find("org/merge")
@@ -47,7 +46,7 @@ def test_the_family_by_hand() -> None:
     assert merge.ancestors == tuple(f"{p['id']}@{p['sha']}" for p in PARENTS)
 
 
-def test_models_whose_intervals_overlap_share_a_rank() -> None:
+def test_models_whose_intervals_overlap_share_a_rank():
     # of 100: Wilson 0.90 → 0.826–0.945, 0.84 → 0.756–0.899, 0.77 → 0.679–0.842, 0.50 → 0.404–0.596
     values = {"a/first": 0.90, "a/second": 0.84, "a/third": 0.77, "a/last": 0.50}
     board = build_board([result(m, "a", {"math": v}) for m, v in values.items()])
@@ -64,9 +63,7 @@ def test_models_whose_intervals_overlap_share_a_rank() -> None:
     [None, {"sha": sha("f")}, {"suite_version": "2"}, {"split": "dev"}, {"suite": "other"}],
     ids=["no score", "another commit", "another version", "another split", "another suite"],
 )
-def test_a_parent_counts_at_the_merged_commit_under_the_same_suite_version_and_split_only(
-    change: dict[str, str] | None,
-) -> None:
+def test_a_parent_counts_at_the_merged_commit_under_the_same_suite_version_and_split_only(change):
     base, math_agent, code, merge = family()
     other = [] if change is None else [math_agent.model_copy(update=change)]
     found = build_board([base, *other, code, merge], suite_versions={"trio": "1"}).suite("trio").find("org/merge")
@@ -75,7 +72,7 @@ def test_a_parent_counts_at_the_merged_commit_under_the_same_suite_version_and_s
     assert found.synergy == (), "which needs the score of every parent"
 
 
-def test_a_failed_run_is_listed_with_its_reason_and_is_no_zero() -> None:
+def test_a_failed_run_is_listed_with_its_reason_and_is_no_zero():
     base, _, code, merge = family()
     failed = result("org/math", "c")
     board = build_board([base, failed, code, merge])
@@ -89,7 +86,7 @@ def test_a_failed_run_is_listed_with_its_reason_and_is_no_zero() -> None:
     assert {r.rank for r in only(board).rows if r.status == "done"} <= {1, 2, 3}
 
 
-def test_the_newest_commit_of_a_model_is_shown_and_an_older_one_only_as_a_parent() -> None:
+def test_the_newest_commit_of_a_model_is_shown_and_an_older_one_only_as_a_parent():
     old = result("org/math", "c", {"math": 0.6, "instruction": 0.4, "code": 0.25}, facts={"created": "2025-01-01"})
     new = result("org/math", "f", {"math": 0.7, "instruction": 0.4, "code": 0.25}, facts={"created": "2025-06-01"})
     base, _, code, merge = family()
@@ -105,7 +102,7 @@ def test_the_newest_commit_of_a_model_is_shown_and_an_older_one_only_as_a_parent
     assert [r.sha for r in only(build_board([claimed, later])).rows] == [sha("2")]
 
 
-def test_the_version_of_the_newest_result_is_shown_unless_another_is_asked_for() -> None:
+def test_the_version_of_the_newest_result_is_shown_unless_another_is_asked_for():
     old = result("org/base", "b", {"math": 0.2}, suite_version="v2", created="2026-01-01T00:00:00+00:00")
     new = result("org/base", "b", {"math": 0.3}, suite_version="v1", created="2026-03-01T00:00:00+00:00")
     suite = only(build_board([old, new]))
@@ -114,7 +111,7 @@ def test_the_version_of_the_newest_result_is_shown_unless_another_is_asked_for()
     assert only(build_board([old, new], suite_versions={"trio": "v3"})).rows == ()
 
 
-def test_a_flag_follows_the_lineage_of_its_commit_and_takes_the_rank() -> None:
+def test_a_flag_follows_the_lineage_of_its_commit_and_takes_the_rank():
     child = result("org/child", "1", {"math": 0.5}, parents=(parent("org/merge", "e", "base"), parent("x/y", "9")))
     flags = [Flag("contaminated", "org/math", reason="trained on the test"), Flag("withdrawn", "x/y", sha("9"))]
     results = [*family(), child.model_copy(update={"suite": "other"})]
@@ -133,21 +130,21 @@ def test_a_flag_follows_the_lineage_of_its_commit_and_takes_the_rank() -> None:
     assert not any(r.flags for r in only(other_commit).rows)
 
 
-def test_of_flags_without_end_a_row_has_fifty() -> None:
+def test_of_flags_without_end_a_row_has_fifty():
     found = rows(build_board(family(), [Flag("withdrawn", "org/math", reason=str(k)) for k in range(200)]))
     for model, origin in (("org/math", None), ("org/merge", "org/math")):
         assert [flag.inherited_from for flag in found[model].flags] == [origin] * 50
 
 
 @pytest.mark.parametrize("suite", ["before", "zuletzt"])
-def test_naming_fewer_parents_elsewhere_does_not_shake_off_a_flag(suite: str) -> None:
+def test_naming_fewer_parents_elsewhere_does_not_shake_off_a_flag(suite):
     hidden = family()[3].model_copy(update={"suite": suite, "facts": family()[0].facts})
     board = build_board([*family(), hidden], [Flag("contaminated", "org/math")])
     assert [f.inherited_from for f in rows(board)["org/merge"].flags] == ["org/math"]
     assert board.suite(suite).rows[0].flags
 
 
-def test_a_circle_of_parents_ends() -> None:
+def test_a_circle_of_parents_ends():
     a = result("x/a", "1", {"math": 0.5}, parents=(parent("x/b", "2", "base"), parent("x/c", "3")))
     b = result("x/b", "2", {"math": 0.5}, parents=(parent("x/a", "1", "base"), parent("x/c", "3")))
     board = build_board([a, b], [Flag("withdrawn", "x/c")])
@@ -171,7 +168,7 @@ def test_a_circle_of_parents_ends() -> None:
         ({"facts": {"author": "o", "effective_scales": [1.0]}}, "as many λ"),
     ],
 )
-def test_a_result_that_is_not_credible_is_refused_and_the_rest_stands(change: dict[str, Any], reason: str) -> None:
+def test_a_result_that_is_not_credible_is_refused_and_the_rest_stands(change, reason):
     good = family()
     if "facts" in change:
         change = {"facts": ModelFacts.model_validate(change["facts"])}
@@ -180,7 +177,7 @@ def test_a_result_that_is_not_credible_is_refused_and_the_rest_stands(change: di
     assert reason in reasons(board)[0]
 
 
-def test_other_tasks_than_the_suite_s_are_refused() -> None:
+def test_other_tasks_than_the_suite_s_are_refused():
     odd = result("evil/one", "1", [task("math_task", "math", 1.0, few_shot=5)])
     wide = result("evil/two", "2", [task(f"t{k}", f"domain{k}", 1.0) for k in range(50)])
     board = build_board([odd, wide, *family()])
@@ -189,7 +186,7 @@ def test_other_tasks_than_the_suite_s_are_refused() -> None:
     assert all("tasks are others" in r for r in reasons(board))
 
 
-def test_the_later_of_two_results_of_one_run_counts_and_the_other_is_told() -> None:
+def test_the_later_of_two_results_of_one_run_counts_and_the_other_is_told():
     early = result("org/base", "b", {"math": 0.2}, created="2026-01-01T00:00:00+00:00")
     late = result("org/base", "b", {"math": 0.3}, created="2026-01-02T00:00:00+00:00")
     board = build_board([late, early])
@@ -198,7 +195,7 @@ def test_the_later_of_two_results_of_one_run_counts_and_the_other_is_told() -> N
 
 
 @pytest.mark.slow
-def test_a_chain_of_more_merges_than_python_recurses_is_no_trouble() -> None:
+def test_a_chain_of_more_merges_than_python_recurses_is_no_trouble():
     pairs = [(parent(f"x/m{k}", "a", "base"), parent("x/agent", "b")) for k in range(1299)]
     results = [result(f"x/m{k}", "a", {"math": 0.5}, parents=parents) for k, parents in enumerate([(), *pairs])]
     board = build_board(results, [Flag("contaminated", "x/m0")])
@@ -235,7 +232,7 @@ def suites(model: str, letter: str, **scores: float | None) -> list[EvaluationRe
     ]
 
 
-def test_suites_of_one_domain_each_are_joined() -> None:
+def test_suites_of_one_domain_each_are_joined():
     results = [
         *suites("org/base", "b", math=0.2, instruction=0.5, code=0.3),
         *suites("org/math", "c", math=0.6, instruction=0.4),
@@ -265,9 +262,7 @@ FLAGS = [Flag("contaminated", "org/math"), Flag("withdrawn", "y/loop", sha("2"),
 
 @settings(max_examples=40, deadline=None)
 @given(st.permutations(2 * POOL), st.integers(2, 36), st.permutations(FLAGS), st.sampled_from([frozenset(), TRUSTED]))
-def test_neither_the_order_nor_the_repetition_of_results_and_flags_matters(
-    order: list[EvaluationResult], most: int, flags: list[Flag], trusted: frozenset[str]
-) -> None:
+def test_neither_the_order_nor_the_repetition_of_results_and_flags_matters(order, most, flags, trusted):
     chosen = order[:most]
     once = [one for one in POOL if one in chosen]
     assert build_board(chosen, [*flags, *FLAGS], trusted=trusted) == build_board(once, FLAGS, trusted=trusted)

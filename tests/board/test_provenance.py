@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from board_helpers import (
     task,
     written,
 )
-from processes import Done, Refused
 
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.trust import Trust, keys_file, named_keys, parse_keys
@@ -51,7 +49,7 @@ def edited(result: EvaluationResult, **changes: Any) -> EvaluationResult:
     return EvaluationResult.model_validate(result.model_dump() | changes)
 
 
-def test_the_signature_is_one_of_the_documented_bytes() -> None:
+def test_the_signature_is_one_of_the_documented_bytes():
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     one = signed(result("org/a", "1", {"math": 0.5}), SEED, "bot")
@@ -62,14 +60,14 @@ def test_the_signature_is_one_of_the_documented_bytes() -> None:
     key.verify(bytes.fromhex(one.signature.value), b"hubmerge result 1\n" + text.encode())
 
 
-def test_a_file_without_the_new_fields_is_read_and_is_the_communitys() -> None:
+def test_a_file_without_the_new_fields_is_read_and_is_the_communitys():
     old = parse_result(json.dumps(result_data("org/a", "1", {"math": 0.5})).encode(), where="r")
     assert (old.run_by, old.signature) == (None, None)
     [row] = rows(board(old)).values()
     assert (row.run_by, row.signed, row.rank) == ("community", False, 1)
 
 
-def test_six_forged_rows_displace_no_signed_one() -> None:
+def test_six_forged_rows_displace_no_signed_one():
     real = board(*own())
     forged = [result(f"evil/m{k}", "f", {"math": 1.0}, created=LATER, suite_version="9") for k in range(6)]
     many = [result(f"evil/t{k}", "f", [task("other", "math", 1.0)], created=LATER) for k in range(6)]
@@ -79,7 +77,7 @@ def test_six_forged_rows_displace_no_signed_one() -> None:
     assert {r.reason.split(" ")[0] for r in built.refused} == {"a", "its"}
 
 
-def test_a_community_row_stands_beside_signed_ones_without_a_rank_and_pushes_nobody_down() -> None:
+def test_a_community_row_stands_beside_signed_ones_without_a_rank_and_pushes_nobody_down():
     real, found = rows(board(*own())), rows(board(strange("evil/best", value=1.0), *own()))
     assert found["evil/best"].rank is None
     assert (found["evil/best"].run_by, found["evil/best"].signed) == ("community", False)
@@ -88,13 +86,13 @@ def test_a_community_row_stands_beside_signed_ones_without_a_rank_and_pushes_nob
 
 
 @pytest.mark.parametrize(("letter", "suite"), [("e", "trio"), ("f", "trio"), ("f", "other")])
-def test_a_community_result_of_a_signed_model_is_left_out_at_any_commit(letter: str, suite: str) -> None:
+def test_a_community_result_of_a_signed_model_is_left_out_at_any_commit(letter, suite):
     facts = {"created": "2026-01-31T00:00:00+00:00"}
     forged = strange("org/merge", letter, 0.0, created=LATER, facts=facts, suite=suite)
     assert board(forged, *own()).suites == board(*own()).suites
 
 
-def test_a_community_result_of_a_newer_signed_commit_takes_no_place_on_the_combined_board() -> None:
+def test_a_community_result_of_a_newer_signed_commit_takes_no_place_on_the_combined_board():
     old = [signed(result("org/a", "1", {suite: 0.5}, suite=suite), SEED, "bot") for suite in ("math", "code")]
     new = signed(result("org/a", "2", {"x": 0.5}, suite="other", created=LATER), SEED, "bot")
     tool = signed(result("org/b", "3", {"tool": 0.5}, suite="tool"), SEED, "bot")
@@ -102,14 +100,14 @@ def test_a_community_result_of_a_newer_signed_commit_takes_no_place_on_the_combi
     assert rows(board(*old, new, tool, lie), "domains") == rows(board(*old, new, tool), "domains")
 
 
-def test_a_community_result_of_a_signed_commit_takes_no_place_on_the_combined_board() -> None:
+def test_a_community_result_of_a_signed_commit_takes_no_place_on_the_combined_board():
     one, two = (signed(result("org/a", "1", {suite: 0.5}, suite=suite), SEED, "bot") for suite in ("math", "code"))
     tool = signed(result("org/b", "3", {"tool": 0.5}, suite="tool"), SEED, "bot")
     lie = result("org/a", "1", {"tool": 0.0}, suite="tool", created=LATER)
     assert rows(board(one, two, tool, lie), "domains") == rows(board(one, two, tool), "domains")
 
 
-def test_a_community_score_of_a_parent_makes_no_signed_merge_look_good() -> None:
+def test_a_community_score_of_a_parent_makes_no_signed_merge_look_good():
     base, math, code, merge = own()
     found = rows(board(base, strange("org/math", "c", 0.0), code, merge))
     assert [p.status for p in found["org/merge"].parents] == ["scored", "not scored", "scored"]
@@ -117,7 +115,7 @@ def test_a_community_score_of_a_parent_makes_no_signed_merge_look_good() -> None
     assert [p.status for p in rows(board(base, math, code, merge))["org/merge"].parents] == ["scored"] * 3
 
 
-def test_a_community_result_gives_a_signed_row_no_flagged_parents() -> None:
+def test_a_community_result_gives_a_signed_row_no_flagged_parents():
     real = signed(result("org/a", "1", {"math": 0.5}), SEED, "bot")
     parents = [parent("org/bad", "2", "base"), parent("org/bad", "3")]
     lie = result("org/a", "1", {"math": 0.5}, suite="other", parents=parents)
@@ -126,7 +124,7 @@ def test_a_community_result_gives_a_signed_row_no_flagged_parents() -> None:
     assert (row.flags, row.rank, row.ancestors) == ((), 1, ())
 
 
-def test_what_a_community_result_says_of_a_parent_gives_a_signed_merge_no_flag() -> None:
+def test_what_a_community_result_says_of_a_parent_gives_a_signed_merge_no_flag():
     merge, bad = own()[-1], [Flag("contaminated", "org/bad")]
     lie = strange("org/math", "c", parents=[parent("org/bad", "2", "base"), parent("org/bad", "3")])
     found = rows(board(merge, lie, flags=bad))
@@ -138,7 +136,7 @@ def test_what_a_community_result_says_of_a_parent_gives_a_signed_merge_no_flag()
     assert [flag.inherited_from for flag in flagged["you/child"].flags] == ["org/math"]
 
 
-def test_a_suite_that_only_the_community_has_leaves_nobody_incomplete_on_the_combined_board() -> None:
+def test_a_suite_that_only_the_community_has_leaves_nobody_incomplete_on_the_combined_board():
     real = [
         signed(result("org/a", "1", {"math": 0.5}, suite="math"), SEED, "bot"),
         signed(result("org/a", "1", {"code": 0.5}, suite="code"), SEED, "bot"),
@@ -152,7 +150,7 @@ def test_a_suite_that_only_the_community_has_leaves_nobody_incomplete_on_the_com
     assert rows(board(*real, forged, failed), "domains") == {"org/a": real_row}
 
 
-def test_a_new_community_result_of_an_old_version_does_not_bring_it_back() -> None:
+def test_a_new_community_result_of_an_old_version_does_not_bring_it_back():
     old, new = (signed(result("org/a", "1", {"math": 0.5}, suite_version=v), SEED, "bot") for v in "12")
     new = signed(edited(new, created=LATER), SEED, "bot")
     late = strange("evil/x", suite_version="1", created="2026-03-01T00:00:00+00:00")
@@ -160,13 +158,13 @@ def test_a_new_community_result_of_an_old_version_does_not_bring_it_back() -> No
     assert (shown.version, shown.versions) == ("2", ("2", "1"))
 
 
-def test_more_prompts_than_the_signed_results_of_the_suite_are_refused() -> None:
+def test_more_prompts_than_the_signed_results_of_the_suite_are_refused():
     [refused] = board(*own(), strange("evil/x", samples=101)).refused
     assert refused.reason == "101 prompts of math_task, of which the suite has 100"
     assert "evil/x" in rows(board(*own(), strange("evil/x", samples=100)))
 
 
-def test_a_signature_of_another_row_is_refused() -> None:
+def test_a_signature_of_another_row_is_refused():
     one, two = own()[:2]
     replayed = two.model_copy(update={"signature": one.signature})
     [refused] = board(replayed).refused
@@ -188,13 +186,13 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", CHANGES)
-def test_an_edited_row_with_its_old_signature_is_refused(field: str) -> None:
+def test_an_edited_row_with_its_old_signature_is_refused(field):
     one = signed(result("org/a", "1", {"math": 0.5}), SEED, "bot")
     assert provenance(again(edited(one, **{field: CHANGES[field]})), TRUSTED) == "forged"
     assert provenance(again(edited(one)), TRUSTED) == "signed"
 
 
-def test_an_edited_version_is_no_file_and_one_in_the_signature_too_is_forged() -> None:
+def test_an_edited_version_is_no_file_and_one_in_the_signature_too_is_forged():
     one = own()[0]
     with pytest.raises(ResultError, match="another version of the suite"):
         again(one.model_copy(update={"suite_version": "2"}))
@@ -203,7 +201,7 @@ def test_an_edited_version_is_no_file_and_one_in_the_signature_too_is_forged() -
     assert provenance(EvaluationResult.model_validate(forged), TRUSTED) == "forged"
 
 
-def test_a_row_that_another_key_signed_is_the_communitys_whatever_it_says() -> None:
+def test_a_row_that_another_key_signed_is_the_communitys_whatever_it_says():
     foreign = signed(result("org/merge", "e", {"math": 1.0}, created=LATER), OTHER, "bot")
     assert provenance(foreign, TRUSTED) == "community"
     built = board(foreign, *own())
@@ -214,9 +212,7 @@ def test_a_row_that_another_key_signed_is_the_communitys_whatever_it_says() -> N
     assert provenance(claims, TRUSTED) == "forged"
 
 
-def test_without_cryptography_signed_rows_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
+def test_without_cryptography_signed_rows_are_not_read(tmp_path, monkeypatch, refused):
     folder = written(tmp_path, *own(), keys=keys_file([KEY]))
     for name in [n for n in sys.modules if n.split(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
@@ -226,19 +222,19 @@ def test_without_cryptography_signed_rows_are_not_read(
     assert "hubmerge[eval]" in said
 
 
-def test_the_command_line_shows_who_ran_a_row_of_a_copied_dataset(tmp_path: Path, done: Done) -> None:
+def test_the_command_line_shows_who_ran_a_row_of_a_copied_dataset(tmp_path, done):
     folder = written(tmp_path, *own(), strange("evil/x"), keys=keys_file([KEY]))
     told = [line.split() for line in done("leaderboard", "--results", folder).out.splitlines() if "@" in line]
     assert {words[1].partition("/")[0]: words[-1] for words in told} == {"org": "bot", "evil": "community"}
 
 
-def test_the_page_has_a_column_of_who_ran_a_row() -> None:
+def test_the_page_has_a_column_of_who_ran_a_row():
     built = board(strange("evil/x"), *own())
     column = columns(built.suites[0])["run_by"]
     assert [column.text(row) for row in built.suites[0].rows] == ["bot"] * 4 + ["community"]
 
 
-def test_the_table_marks_rows_without_a_signature_where_others_have_one() -> None:
+def test_the_table_marks_rows_without_a_signature_where_others_have_one():
     def marked(*results: EvaluationResult) -> dict[str, bool]:
         [suite] = board(*results).suites
         cell = columns(suite)["model"].text
@@ -249,7 +245,7 @@ def test_the_table_marks_rows_without_a_signature_where_others_have_one() -> Non
 
 
 @pytest.mark.parametrize("scores", [{"math": 0.5}, None])
-def test_every_pair_of_two_results_of_one_run_shows_the_signed_one_also_where_it_failed(scores: Any) -> None:
+def test_every_pair_of_two_results_of_one_run_shows_the_signed_one_also_where_it_failed(scores):
     real = signed(result("org/a", "1", scores), SEED, "bot")
     others = [result("org/a", "1", {"math": 1.0}, created=LATER), signed(result("org/a", "1"), OTHER, "bot")]
     for other, order in itertools.product(others, (1, -1)):
@@ -260,7 +256,7 @@ def test_every_pair_of_two_results_of_one_run_shows_the_signed_one_also_where_it
 # --- keys ------------------------------------------------------------------------------------------------
 
 
-def test_published_keys_are_believed_once(tmp_path: Path) -> None:
+def test_published_keys_are_believed_once(tmp_path):
     trust = Trust(pins=tmp_path / "pins" / "x.json")
     assert trust.of(()) == frozenset()  # nothing is published yet, so nothing is kept
     assert trust.of((KEY,)) == TRUSTED
@@ -268,7 +264,7 @@ def test_published_keys_are_believed_once(tmp_path: Path) -> None:
     assert Trust(pins=tmp_path / "pins" / "x.json").of(()) == TRUSTED
 
 
-def test_keys_of_the_settings_count_and_published_ones_do_not(tmp_path: Path) -> None:
+def test_keys_of_the_settings_count_and_published_ones_do_not(tmp_path):
     assert Trust(TRUSTED, tmp_path / "x.json").of((public_key(OTHER),)) == TRUSTED
     assert not (tmp_path / "x.json").exists()
     assert named_keys(Settings(trusted_keys=f"{KEY}, {public_key(OTHER)}\n")) == {KEY, public_key(OTHER)}
@@ -289,13 +285,13 @@ def test_keys_of_the_settings_count_and_published_ones_do_not(tmp_path: Path) ->
         json.dumps({"keys": ["0" * 64] * 101}).encode(),
     ],
 )
-def test_a_file_of_keys_that_is_none_is_refused(data: bytes) -> None:
+def test_a_file_of_keys_that_is_none_is_refused(data):
     with pytest.raises(ValueError, match="key"):
         parse_keys(data)
     assert parse_keys(keys_file([KEY])) == (KEY,)
 
 
-def test_keys_that_cannot_be_kept_or_read_are_an_error_of_the_disk(tmp_path: Path) -> None:
+def test_keys_that_cannot_be_kept_or_read_are_an_error_of_the_disk(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "x.json").mkdir()
     for pins in (tmp_path / "file" / "x.json", tmp_path / "x.json"):
@@ -303,7 +299,7 @@ def test_keys_that_cannot_be_kept_or_read_are_an_error_of_the_disk(tmp_path: Pat
             Trust(pins=pins).of((KEY,))
 
 
-def test_a_damaged_file_of_pinned_keys_is_named_and_nothing_is_believed_in_its_place(tmp_path: Path) -> None:
+def test_a_damaged_file_of_pinned_keys_is_named_and_nothing_is_believed_in_its_place(tmp_path):
     pins = tmp_path / "x.json"
     pins.write_text('{"keys": ["torn')
     with pytest.raises(SettingsError, match="the file of trusted keys is damaged"):

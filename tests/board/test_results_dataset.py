@@ -19,14 +19,7 @@ from huggingface_hub import HfApi
 from processes import printed_by
 
 from hubmerge.board.parquet import read_results_parquet, results_parquet
-from hubmerge.board.results_dataset import (
-    BOARD_TABLE,
-    CARD,
-    CONFIGS,
-    RESULTS_TABLE,
-    ResultsDataset,
-    details_folder,
-)
+from hubmerge.board.results_dataset import BOARD_TABLE, CARD, CONFIGS, RESULTS_TABLE, ResultsDataset, details_folder
 from hubmerge.board.trust import KEYS, Trust, keys_file, reader_trust
 from hubmerge.board.values import Refusal
 from hubmerge.errors import HubUnavailableError
@@ -93,7 +86,7 @@ def details(folder: Path) -> Path:
     return path
 
 
-def test_a_result_its_details_and_both_tables_arrive_in_one_commit(dataset: Kept, tmp_path: Path) -> None:
+def test_a_result_its_details_and_both_tables_arrive_in_one_commit(dataset, tmp_path):
     one = family()[0]
     place = details_folder(one) + "math_task.parquet"
     assert dataset.publish(one, {place: details(tmp_path)}, private=True)
@@ -117,16 +110,14 @@ AHEAD = result("org/base", "b", created="2099-01-01T00:00:00+00:00")  # by a clo
         *((FAILED, DONE, False), (AHEAD, DONE, False), (AHEAD, FAILED, True)),
     ],
 )
-def test_a_run_that_is_done_is_kept_without_a_commit_and_a_failed_one_gives_way(
-    dataset: Kept, old: EvaluationResult, new: EvaluationResult, is_kept: bool
-) -> None:
+def test_a_run_that_is_done_is_kept_without_a_commit_and_a_failed_one_gives_way(dataset, old, new, is_kept):
     dataset.publish(old)
     assert dataset.publish(new) is not is_kept
     assert dataset.load().results == (old if is_kept else new,)
     assert dataset.commits() == (2 if is_kept else 3)
 
 
-def test_two_writers_lose_nothing(dataset: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_writers_lose_nothing(dataset, monkeypatch):
     one, two, *_ = family()
     dataset.publish(one)
     build, moved = ResultsDataset._files, []
@@ -145,7 +136,7 @@ def test_two_writers_lose_nothing(dataset: Kept, monkeypatch: pytest.MonkeyPatch
     assert {line["model"] for line in dataset.board_table()} == {"org/base", "org/math", "org/merge"}
 
 
-def test_a_branch_that_never_rests_is_given_up_after_five_tries(dataset: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_branch_that_never_rests_is_given_up_after_five_tries(dataset, monkeypatch):
     dataset.publish(family()[0])
     tries: list[int] = []
 
@@ -159,7 +150,7 @@ def test_a_branch_that_never_rests_is_given_up_after_five_tries(dataset: Kept, m
     assert len(tries) == 5
 
 
-def test_a_lost_answer_makes_no_second_commit(dataset: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_answer_makes_no_second_commit(dataset, monkeypatch):
     dataset.publish(family()[0])
     commit = Hub.commit
 
@@ -173,7 +164,7 @@ def test_a_lost_answer_makes_no_second_commit(dataset: Kept, monkeypatch: pytest
     assert dataset.commits() == 3
 
 
-def test_hostile_files_of_others_are_left_out_and_left_there(dataset: Kept) -> None:
+def test_hostile_files_of_others_are_left_out_and_left_there(dataset):
     dataset.publish(family()[0])
     wrong = f"results/evil/x/{'9' * 40}/trio-1-test.json"
     odd = {
@@ -191,7 +182,7 @@ def test_hostile_files_of_others_are_left_out_and_left_there(dataset: Kept) -> N
 
 
 @pytest.mark.slow
-def test_the_tables_are_read_by_datasets(dataset: Kept, tmp_path: Path) -> None:
+def test_the_tables_are_read_by_datasets(dataset, tmp_path):
     odd = strange("org/odd", "9", facts={"author": HOSTILE})
     results = [*family(), odd, result("org/failed", "8")]
     place = details_folder(results[0]) + "math_task.parquet"
@@ -209,9 +200,7 @@ def test_the_tables_are_read_by_datasets(dataset: Kept, tmp_path: Path) -> None:
     assert tables["details"][0]["answer"] == "2"
 
 
-def test_many_results_are_read_with_one_request_and_unchanged_ones_with_none(
-    dataset: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_results_are_read_with_one_request_and_unchanged_ones_with_none(dataset, monkeypatch):
     dataset.fill([result(f"org/m{k}", "a", {"math": k / 40}) for k in range(40)])
     asked = Mock(wraps=dataset.opened()._hub.read_file)
     fresh = dataset.opened()
@@ -225,9 +214,7 @@ def test_many_results_are_read_with_one_request_and_unchanged_ones_with_none(
     assert asked.call_count == 2
 
 
-def test_a_table_that_lies_is_not_believed_and_one_without_measure_not_read(
-    dataset: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_lies_is_not_believed_and_one_without_measure_not_read(dataset, monkeypatch):
     many = [result(f"org/m{k}", "a", {"math": 0.1}) for k in range(10)]
     dataset.fill(many)
     better = [result(f"org/m{k}", "a", {"math": 1.0}) for k in range(10)]
@@ -243,7 +230,7 @@ def test_a_table_that_lies_is_not_believed_and_one_without_measure_not_read(
     assert len(dataset.opened().load().results) == 10
 
 
-def test_a_table_of_kilobytes_that_says_the_same_again_and_again_is_not_unpacked() -> None:
+def test_a_table_of_kilobytes_that_says_the_same_again_and_again_is_not_unpacked():
     lines = pa.table({name: pa.array(["x" * 100_000]).take([0] * 200) for name in ("path", "oid", "json")})
     packed = io.BytesIO()
     pq.write_table(lines, packed, compression="zstd")
@@ -256,7 +243,7 @@ def test_a_table_of_kilobytes_that_says_the_same_again_and_again_is_not_unpacked
         read_results_parquet(results_parquet(few), 55)
 
 
-def test_a_card_that_somebody_edited_is_kept_and_the_docs_say_what_it_needs(dataset: Kept) -> None:
+def test_a_card_that_somebody_edited_is_kept_and_the_docs_say_what_it_needs(dataset):
     dataset.publish(family()[0])
     card = b"---\nlicense: mit\n---\n# Mine\n"
     dataset.add({CARD: card})
@@ -269,7 +256,7 @@ def test_a_card_that_somebody_edited_is_kept_and_the_docs_say_what_it_needs(data
 # --- whose results are believed --------------------------------------------------------------------------
 
 
-def test_a_forged_result_is_not_found_and_gives_way_to_the_signed_run(dataset: Kept) -> None:
+def test_a_forged_result_is_not_found_and_gives_way_to_the_signed_run(dataset):
     forged = result("org/a", "1", {"math": 1.0})
     dataset.publish(forged)
     bot = dataset.opened(TRUST)
@@ -283,9 +270,7 @@ def test_a_forged_result_is_not_found_and_gives_way_to_the_signed_run(dataset: K
     assert [(r["run_by"], r["signed"]) for r in dataset.board_table()] == [("ada", True)]
 
 
-def test_the_bot_publishes_its_key_and_a_reader_keeps_the_first_that_was_published(
-    dataset: Kept, tmp_path: Path
-) -> None:
+def test_the_bot_publishes_its_key_and_a_reader_keeps_the_first_that_was_published(dataset, tmp_path):
     real = signed(result("org/a", "1", {"math": 0.5}), SEED, "ada")
     dataset.opened(TRUST).publish(real)
     repo, endpoint = dataset.repo, dataset.process.endpoint
@@ -300,7 +285,7 @@ def test_the_bot_publishes_its_key_and_a_reader_keeps_the_first_that_was_publish
     assert loaded.believed == (real,)
 
 
-def test_a_broken_file_of_keys_is_told_of_and_repaired(dataset: Kept) -> None:
+def test_a_broken_file_of_keys_is_told_of_and_repaired(dataset):
     dataset.add({KEYS: b"{"})
     bot = dataset.opened(TRUST)
     assert [r.where for r in bot.load().refused] == [KEYS]

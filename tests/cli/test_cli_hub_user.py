@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from builders import random_base, recipe_dict, sparse_agent, write_model, write_parents
 from huggingface_hub import HfApi, constants, snapshot_download
-from processes import Done, Refused, printed_by
+from processes import printed_by
 from scripted_hub import ScriptedHub, error
 
 from hubmerge.cli.main import main
@@ -37,7 +37,7 @@ def signed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("signed_in")
-def test_the_clients_login_is_used_for_its_own_hub_and_sent_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clients_login_is_used_for_its_own_hub_and_sent_to_no_other(monkeypatch):
     assert hub_of_user(Settings(endpoint=DEFAULT_ENDPOINT)).token == LOGIN
     others = ("http://127.0.0.1:9", "http://localhost:7860", "https://mirror.example", "https://hf.co.evil.example")
     for endpoint in others:
@@ -51,7 +51,7 @@ def test_the_clients_login_is_used_for_its_own_hub_and_sent_to_no_other(monkeypa
 
 
 @pytest.mark.usefixtures("signed_in")
-def test_no_request_to_an_embedded_hub_bears_the_clients_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_request_to_an_embedded_hub_bears_the_clients_login(monkeypatch, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("base: org/base\nagents: [org/a, org/b]\nmethod: ram\n")
     with ScriptedHub({}) as server:
@@ -61,7 +61,7 @@ def test_no_request_to_an_embedded_hub_bears_the_clients_login(monkeypatch: pyte
     assert {request.headers.get("authorization") for request in server.requests} == {None}
 
 
-def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path: Path) -> None:
+def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path):
     code = (
         "from hubmerge.hub.login import hub_of_user; from hubmerge.settings import load_settings; "
         "print(hub_of_user(load_settings()).token)"
@@ -80,9 +80,7 @@ def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("given", [{}, {"HF_OIDC_ID_TOKEN": "canary"}], ids=["no id token", "an answer in trouble"])
-def test_a_job_of_a_ci_service_that_gets_no_token_is_told_so(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
-) -> None:
+def test_a_job_of_a_ci_service_that_gets_no_token_is_told_so(monkeypatch, given):
     """Trusted Publishers: the client exchanges the service's token for one of the Hub, or raises an error."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_ID_TOKEN", "GITHUB_ACTIONS"):
         monkeypatch.delenv(name, raising=False)
@@ -151,7 +149,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_what_the_client_has_downloaded_is_not_fetched_again_and_stays_as_it_is(models: Models, done: Done) -> None:
+def test_what_the_client_has_downloaded_is_not_fetched_again_and_stays_as_it_is(models, done):
     fresh = models.merged("fresh")
     assert fetched(fresh) > 0
     models.fetch()
@@ -166,7 +164,7 @@ def test_what_the_client_has_downloaded_is_not_fetched_again_and_stays_as_it_is(
     assert state(models.cache) == before
 
 
-def test_a_damaged_file_of_the_cache_is_fetched_anew_and_left_as_it_is(models: Models) -> None:
+def test_a_damaged_file_of_the_cache_is_fetched_anew_and_left_as_it_is(models):
     fresh = models.merged("fresh")
     models.fetch()
     blob = models.cached(models.one, "model-00002-of-00003.safetensors").resolve()
@@ -182,16 +180,14 @@ def test_a_damaged_file_of_the_cache_is_fetched_anew_and_left_as_it_is(models: M
     assert state(models.cache) == before
 
 
-def test_another_commit_in_the_cache_counts_for_nothing(models: Models) -> None:
+def test_another_commit_in_the_cache_counts_for_nothing(models):
     models.fetch()
     moved = write_model(models.folder / "moved", sparse_agent(random_base(0), 0.1, 9), shards=3)
     models.ada.upload_folder(repo_id=models.one, folder_path=moved)
     assert fetched(models.merged("out")) == sum(p.stat().st_size for p in moved.glob("*.safetensors"))
 
 
-def test_offline_a_merge_needs_nothing_but_the_cache_and_is_the_same(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_a_merge_needs_nothing_but_the_cache_and_is_the_same(models, monkeypatch):
     online = manifest(models.merged("online"))
     models.fetch()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -202,9 +198,7 @@ def test_offline_a_merge_needs_nothing_but_the_cache_and_is_the_same(
         assert online[same] == offline[same]
 
 
-def test_what_private_parents_hold_does_not_become_public_after_an_offline_merge(
-    models: Models, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
+def test_what_private_parents_hold_does_not_become_public_after_an_offline_merge(models, monkeypatch, refused):
     models.ada.update_repo_settings(models.one, private=True)
     models.fetch()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -214,9 +208,7 @@ def test_what_private_parents_hold_does_not_become_public_after_an_offline_merge
     assert main(["publish", str(out), target, "--private"]) == 0
 
 
-def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches_it(
-    models: Models, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
+def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches_it(models, monkeypatch, refused):
     models.fetch(models.base, models.one)
     models.ada.hf_hub_download(models.two, "config.json", cache_dir=models.cache)
     shard, out = "model-00003-of-00003.safetensors", models.folder / "out"
@@ -244,8 +236,8 @@ def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches
     ids=["weights", "shards", "no tokenizer"],
 )
 def test_offline_a_model_of_which_a_part_was_fetched_is_not_taken_for_the_whole(
-    models: Models, monkeypatch: pytest.MonkeyPatch, refused: Refused, fetched: list[str], told: str
-) -> None:
+    models, monkeypatch, refused, fetched, told
+):
     """Its license and its tokenizer would be gone from the merge."""
     models.fetch(models.one, models.two)
     models.fetch(models.base, allow_patterns=fetched)
@@ -253,7 +245,7 @@ def test_offline_a_model_of_which_a_part_was_fetched_is_not_taken_for_the_whole(
     assert told in refused("merge", models.recipe, "--out", models.folder / "out")
 
 
-def test_a_cached_card_or_index_without_measure_is_not_parsed(tmp_path: Path) -> None:
+def test_a_cached_card_or_index_without_measure_is_not_parsed(tmp_path):
     snapshot = tmp_path / "models--org--m" / "snapshots" / ("a" * 40)
     snapshot.mkdir(parents=True)
     index = snapshot / "model.safetensors.index.json"

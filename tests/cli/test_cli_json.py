@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import write_sweep
-from huggingface_hub import HfApi
 from processes import Done
 
 from hubmerge.cli.main import main
@@ -37,7 +35,7 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_merge_tells_what_it_made_and_whether_it_was_there(recipe_file: Path, told: Any, tmp_path: Path) -> None:
+def test_merge_tells_what_it_made_and_whether_it_was_there(recipe_file, told, tmp_path):
     out = tmp_path / "out"
     first = told("merge", str(recipe_file), "--out", str(out))
     assert (first["folder"], first["method"], first["finished_before"]) == (str(out), "ram", False)
@@ -50,7 +48,7 @@ def test_merge_tells_what_it_made_and_whether_it_was_there(recipe_file: Path, to
     assert again == {**{k: v for k, v in first.items() if k != "usage"}, "finished_before": True}
 
 
-def test_methods_are_told_by_name(done: Done) -> None:
+def test_methods_are_told_by_name(done):
     assert "ram_plus" in json.loads(done("methods", "--json").out)
     told = done("methods").out.splitlines()
     for method in registry().values():
@@ -62,7 +60,7 @@ def test_methods_are_told_by_name(done: Done) -> None:
             assert ("arXiv:" in line) == bool(paper.arxiv)
 
 
-def test_publish_and_run_tell_the_repo_and_the_commit(recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi) -> None:
+def test_publish_and_run_tell_the_repo_and_the_commit(recipe_file, told, tmp_path, ada):
     assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out")]) == 0
     published = told("publish", str(tmp_path / "out"), "ada/json-published")
     assert published["commit"] == ada.model_info("ada/json-published").sha
@@ -73,9 +71,7 @@ def test_publish_and_run_tell_the_repo_and_the_commit(recipe_file: Path, told: A
     assert ran["commit"] == ada.model_info("ada/json-run").sha
 
 
-def test_a_sweep_tells_every_variant(
-    recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi, fetched: Callable[[str, str], bytes]
-) -> None:
+def test_a_sweep_tells_every_variant(recipe_file, told, tmp_path, ada, fetched):
     sweep = write_sweep(recipe_file, {"method": ["ram", "linear"]})
     result = told("sweep", str(sweep), "--out", str(tmp_path / "swept"), "--to", "ada/json")
     assert [variant["name"] for variant in result["variants"]] == ["ram", "linear"]
@@ -88,9 +84,7 @@ def test_a_sweep_tells_every_variant(
         assert len(ada.list_repo_commits(f"ada/json-{variant['name']}")) == 2  # the Hub's initial one and ours
 
 
-def test_an_error_is_one_object_on_stderr_and_nothing_on_standard_output(
-    recipe_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_error_is_one_object_on_stderr_and_nothing_on_standard_output(recipe_file, capsys, tmp_path):
     shutil.rmtree(tmp_path / "one")
     for name, *more in (["merge", "--out", str(tmp_path / "out")], ["run", "--to", "a/b"]):
         assert main([name, str(recipe_file), *more, "--json"]) == 1
@@ -101,7 +95,7 @@ def test_an_error_is_one_object_on_stderr_and_nothing_on_standard_output(
         assert error["problems"][0]["next_step"]
 
 
-def test_an_abbreviated_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_abbreviated_option_is_refused(capsys):
     """A script that has one would break when another option is added."""
     with pytest.raises(SystemExit) as stopped:
         main(["inspect", "r.yaml", "--js"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders import recipe_dict, write_parents, write_sweep
 from huggingface_hub import HfApi, ModelCard
-from processes import Done, Refused
+from processes import Done
 
 from hubmerge.cli.main import main
 
@@ -35,39 +35,33 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_models_without_a_license_merge_into_a_folder_whose_card_says_that_none_is_stated(merged: Path) -> None:
+def test_models_without_a_license_merge_into_a_folder_whose_card_says_that_none_is_stated(merged):
     card = (merged / "README.md").read_text()
     assert "License of the merge: not stated" in card
     assert ModelCard(card).data.to_dict()["license"] == "unknown"
     assert json.loads((merged / "hubmerge.json").read_text())["license"]["id"] == "unknown"
 
 
-def test_they_can_be_inspected_and_probed_and_inspect_says_what_publishing_needs(unlicensed: Path, done: Done) -> None:
+def test_they_can_be_inspected_and_probed_and_inspect_says_what_publishing_needs(unlicensed, done):
     assert "publishing needs --license: an input states no license" in done("inspect", unlicensed).out
     assert main(["probe", str(unlicensed)]) == 0
 
 
-def test_a_license_may_be_stated_for_a_folder_and_is_checked_against_the_parents(
-    unlicensed: Path, refused: Refused, tmp_path: Path
-) -> None:
+def test_a_license_may_be_stated_for_a_folder_and_is_checked_against_the_parents(unlicensed, refused, tmp_path):
     told = refused("merge", unlicensed, "--out", tmp_path / "lax", "--license", "cc0-1.0")
     assert "expected one that includes the conditions of mit, got cc0-1.0" in told
     assert main(["merge", str(unlicensed), "--out", str(tmp_path / "said"), "--license", "apache-2.0"]) == 0
     assert ModelCard((tmp_path / "said" / "README.md").read_text()).data.to_dict()["license"] == "apache-2.0"
 
 
-def test_a_license_that_comes_too_late_for_a_finished_folder_is_told(
-    merged: Path, unlicensed: Path, done: Done
-) -> None:
+def test_a_license_that_comes_too_late_for_a_finished_folder_is_told(merged, unlicensed, done):
     command = ["merge", str(unlicensed), "--out", str(merged)]
     assert done(*command).err == ""
     told = done(*command, "--license", "mit").err
     assert "is finished and states the license unknown; `hubmerge publish --license`" in told
 
 
-def test_the_names_of_all_repos_are_checked_before_the_first_variant_is_merged(
-    recipe_file: Path, ada: HfApi, refused: Refused
-) -> None:
+def test_the_names_of_all_repos_are_checked_before_the_first_variant_is_merged(recipe_file, ada, refused):
     sweep, to = write_sweep(recipe_file, {"method": ["ram", "task_arithmetic"]}), "ada/" + "x" * 90
     assert f"the target is not a repo's name: expected namespace/name, got {to}-task" in refused(
         "run", "--sweep", sweep, "--to", to
@@ -75,9 +69,7 @@ def test_the_names_of_all_repos_are_checked_before_the_first_variant_is_merged(
     assert not ada.repo_exists(f"{to}-ram")
 
 
-def test_a_sweep_needs_a_license_only_where_it_publishes(
-    unlicensed: Path, ada: HfApi, refused: Refused, tmp_path: Path
-) -> None:
+def test_a_sweep_needs_a_license_only_where_it_publishes(unlicensed, ada, refused, tmp_path):
     command = ["sweep", str(write_sweep(unlicensed, {"method": "ram"})), "--out", str(tmp_path / "one-by-one")]
     assert "the license of the merge must be chosen" in refused(*command, "--to", "ada/sweep-open")
     for shown in ("--private", "--public"):
@@ -88,9 +80,7 @@ def test_a_sweep_needs_a_license_only_where_it_publishes(
     assert ada.model_info("ada/sweep-open-ram").card_data.to_dict()["license"] == "mit"  # type: ignore[union-attr]
 
 
-def test_publishing_demands_the_license_that_a_run_demands_before_it_merges(
-    merged: Path, unlicensed: Path, ada: HfApi, refused: Refused
-) -> None:
+def test_publishing_demands_the_license_that_a_run_demands_before_it_merges(merged, unlicensed, ada, refused):
     for command in (("publish", merged, "ada/open"), ("run", unlicensed, "--to", "ada/open")):
         message = refused(*command)
         assert message.startswith("hubmerge: E_RECIPE: the license of the merge must be chosen")
@@ -99,8 +89,8 @@ def test_publishing_demands_the_license_that_a_run_demands_before_it_merges(
 
 
 def test_license_and_repo_of_a_publication_stand_on_the_card_and_in_the_manifest_and_the_folder_stays_as_it_was(
-    merged: Path, ada: HfApi, fetched: Fetched, refused: Refused, done: Done
-) -> None:
+    merged, ada, fetched, refused, done
+):
     before = files(merged)
     command = ["publish", str(merged), "ada/stated", "--license"]
     assert "the inputs do not allow" in refused(*command, "cc0-1.0")
@@ -123,9 +113,7 @@ def test_license_and_repo_of_a_publication_stand_on_the_card_and_in_the_manifest
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
-def test_what_a_user_wrote_into_the_card_is_published_with_the_license(
-    merged: Path, ada: HfApi, fetched: Fetched, name: str, end: str
-) -> None:
+def test_what_a_user_wrote_into_the_card_is_published_with_the_license(merged, ada, fetched, name, end):
     card = merged / "README.md"
     text = card.read_text().replace("## Parents", "Ask me before you use it.\n\n## Parents")
     card.write_bytes(text.replace("\n", end).encode())
@@ -136,9 +124,7 @@ def test_what_a_user_wrote_into_the_card_is_published_with_the_license(
 
 
 @pytest.mark.slow
-def test_no_command_makes_a_private_parent_s_merge_public_unless_it_is_told_to(
-    ada: HfApi, tmp_path: Path, name: str, refused: Refused
-) -> None:
+def test_no_command_makes_a_private_parent_s_merge_public_unless_it_is_told_to(ada, tmp_path, name, refused):
     repos = [f"{name}-{role}" for role in ("base", "one", "two")]
     for repo, folder in zip(repos, write_parents(tmp_path / "models"), strict=True):
         ada.create_repo(repo, private=repo.endswith("one"))
@@ -160,9 +146,7 @@ def test_no_command_makes_a_private_parent_s_merge_public_unless_it_is_told_to(
         assert ada.repo_info(f"{name}-{command[0]}").private is (visibility == "private")
 
 
-def test_a_run_whose_merge_is_published_says_that_its_license_stays(
-    unlicensed: Path, ada: HfApi, fetched: Fetched, done: Done
-) -> None:
+def test_a_run_whose_merge_is_published_says_that_its_license_stays(unlicensed, ada, fetched, done):
     command = ["run", str(unlicensed), "--to", "ada/run-stated", "--license"]
     assert "its license too" not in done(*command, "mit").err
     told = done(*command, "apache-2.0").err
@@ -197,9 +181,7 @@ def commands(prefix: str, recipe: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-def test_no_command_makes_a_private_parent_s_merge_public_by_default(
-    family: tuple[str, Path], ada: HfApi, refused: Refused
-) -> None:
+def test_no_command_makes_a_private_parent_s_merge_public_by_default(family, ada, refused):
     before = {m.id for m in ada.list_models(author="ada")}
     for command in commands(*family).values():
         told = refused(*command)

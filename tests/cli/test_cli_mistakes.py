@@ -302,13 +302,7 @@ def answered(
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.title.replace(" ", "-"))
-def test_a_mistake_is_answered_with_what_where_and_what_to_do(
-    mistake: Mistake,
-    hub: LocalHubProcess,
-    names: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mistake_is_answered_with_what_where_and_what_to_do(mistake, hub, names, monkeypatch, capsys):
     more = ["--log-json"] if mistake.code == 1 else []
     code, err = answered(mistake, hub, names, monkeypatch, capsys, *more)
     assert (code, "Traceback" in err) == (mistake.code, False)
@@ -325,7 +319,7 @@ def test_a_mistake_is_answered_with_what_where_and_what_to_do(
     assert WRITING or row(mistake, now) in PAGE.read_text(encoding="utf-8")
 
 
-def test_the_page_of_mistakes_is_made_of_what_is_said() -> None:
+def test_the_page_of_mistakes_is_made_of_what_is_said():
     if WRITING:
         rows = [row(mistake, _now[mistake.title]) for mistake in MISTAKES]
         PAGE.write_text(HEAD + "".join(rows), encoding="utf-8")

@@ -12,8 +12,7 @@ import jsonschema
 import pytest
 import yaml
 from builders import llama_config, random_base, sparse_agent, write_model
-from huggingface_hub import HfApi
-from processes import ROOT, Done, Refused, python
+from processes import ROOT, python
 
 from hubmerge.cli.main import main
 from hubmerge.errors import RecipeError
@@ -47,9 +46,7 @@ def below(recipe_file: Path) -> Path:
     return path
 
 
-def test_paths_begin_at_the_recipe_wherever_the_command_is_started(
-    below: Path, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_begin_at_the_recipe_wherever_the_command_is_started(below, recipe_file, tmp_path, monkeypatch):
     assert main(["merge", str(recipe_file), "--out", str(tmp_path / "absolute")]) == 0
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -66,8 +63,8 @@ def test_paths_begin_at_the_recipe_wherever_the_command_is_started(
 
 
 def test_a_path_that_leads_somewhere_from_the_working_folder_only_is_refused_with_the_one_to_write(
-    below: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
+    below, tmp_path, monkeypatch, refused
+):
     monkeypatch.chdir(tmp_path)
     below.write_text("base: ./base\nagents: [../one, ../two]\nmethod: ram\n")
     message = refused("inspect", below)
@@ -75,7 +72,7 @@ def test_a_path_that_leads_somewhere_from_the_working_folder_only_is_refused_wit
     assert "write ../base." in message
 
 
-def test_sweeps_calibration_data_and_sensitivity_files_are_found_from_there_too(below: Path, tmp_path: Path) -> None:
+def test_sweeps_calibration_data_and_sensitivity_files_are_found_from_there_too(below, tmp_path):
     (below.parent / "pairs.jsonl").write_text('{"q": "2+2", "a": "4"}\n')
     below.write_text(
         "base: ../base\nagents: [../one, {model: ../two, sensitivity: files/two.safetensors}]\n"
@@ -90,9 +87,7 @@ def test_sweeps_calibration_data_and_sensitivity_files_are_found_from_there_too(
     assert main(["sweep", str(below), "--out", str(tmp_path / "swept")]) == 0
 
 
-def test_what_a_shell_leaves_of_the_users_own_folder_is_that_folder(
-    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_shell_leaves_of_the_users_own_folder_is_that_folder(recipe_file, tmp_path, monkeypatch):
     """A shell puts it in for `--out ~/merged` alone."""
     monkeypatch.setenv("HOME", str(recipe_file.parent))
     monkeypatch.chdir(tmp_path)
@@ -101,9 +96,7 @@ def test_what_a_shell_leaves_of_the_users_own_folder_is_that_folder(
     assert not (tmp_path / "~").exists()
 
 
-def test_a_recipe_on_standard_input_begins_in_the_working_folder(
-    recipe_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_on_standard_input_begins_in_the_working_folder(recipe_file, monkeypatch):
     monkeypatch.chdir(recipe_file.parent)
     for command in (["inspect", "-"], ["probe", "-"], ["merge", "-", "--out", "out"]):
         monkeypatch.setattr("sys.stdin", io.StringIO("base: ./base\nagents: [./one, ./two]\nmethod: ram\n"))
@@ -116,8 +109,8 @@ def test_a_recipe_on_standard_input_begins_in_the_working_folder(
 
 
 def test_an_existing_folder_comes_before_a_model_of_the_hub_and_the_user_is_told(
-    recipe_file: Path, monkeypatch: pytest.MonkeyPatch, done: Done, refused: Refused, ada: HfApi
-) -> None:
+    recipe_file, monkeypatch, done, refused, ada
+):
     here = recipe_file.parent
     (here / "exp").mkdir()
     (here / "one").rename(here / "exp" / "agent0")
@@ -137,7 +130,7 @@ def test_an_existing_folder_comes_before_a_model_of_the_hub_and_the_user_is_told
 
 
 @pytest.mark.parametrize("name", ["模型", "bin/a b", "agent (v2)", "a\u202e\x1b[2Jb"])
-def test_a_folder_whose_name_could_be_none_of_the_hub_is_answered_with_what_to_write(name: str) -> None:
+def test_a_folder_whose_name_could_be_none_of_the_hub_is_answered_with_what_to_write(name):
     content = {**GOOD, "base": name, "agents": ["org/a", {"model": name}]}
     assert [problem.where for problem in problems(content)] == ["r.yaml → base", "r.yaml → agent 2 → model"]
     for problem in problems(content):
@@ -146,7 +139,7 @@ def test_a_folder_whose_name_could_be_none_of_the_hub_is_answered_with_what_to_w
         assert problem.got == repr(name), "what was written, in no other form"
 
 
-def test_a_recipe_that_is_no_file_never_means_a_folder(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_that_is_no_file_never_means_a_folder(recipe_file, monkeypatch):
     (recipe_file.parent / "org" / "base").mkdir(parents=True)
     monkeypatch.chdir(recipe_file.parent)
     assert not recipe_from_dict(GOOD).base.local
@@ -164,9 +157,7 @@ def here(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("method", [None, *registry()])
-def test_what_init_writes_is_a_recipe_of_the_schema_with_every_default_told(
-    here: Path, done: Done, method: str | None
-) -> None:
+def test_what_init_writes_is_a_recipe_of_the_schema_with_every_default_told(here, done, method):
     text, told = done("init", "base", "./one", "two", *(["--method", method] if method else []))
     assert "E_INCOMPATIBLE" not in told
     assert "cannot be merged" not in text
@@ -185,7 +176,7 @@ def test_what_init_writes_is_a_recipe_of_the_schema_with_every_default_told(
     assert load_recipe(here / "shown.yaml").parameters == recipe.parameters
 
 
-def test_paths_are_written_as_the_file_that_holds_them_needs_them(here: Path, done: Done) -> None:
+def test_paths_are_written_as_the_file_that_holds_them_needs_them(here, done):
     (here / "my recipes").mkdir()
     told = done("init", "base", here / "one", "./two", "--out", "my recipes/new.yaml").out
     assert "`hubmerge merge 'my recipes/new.yaml' --out" in told, "a shell takes it"
@@ -198,7 +189,7 @@ def test_paths_are_written_as_the_file_that_holds_them_needs_them(here: Path, do
     assert str(load_recipe(here / "linked" / "new.yaml").base) == "../../base"
 
 
-def test_a_file_that_is_there_is_never_overwritten(here: Path, refused: Refused) -> None:
+def test_a_file_that_is_there_is_never_overwritten(here, refused):
     (here / "kept.yaml").write_text("mine")
     (here / "dangling.yaml").symlink_to(here / "nowhere")
     command = ("init", "base", "one", "two", "--out")
@@ -209,7 +200,7 @@ def test_a_file_that_is_there_is_never_overwritten(here: Path, refused: Refused)
     assert "the recipe cannot be written" in refused(*command, "no/such/folder.yaml")
 
 
-def test_a_disk_that_is_full_leaves_no_half_of_a_recipe(here: Path) -> None:
+def test_a_disk_that_is_full_leaves_no_half_of_a_recipe(here):
     script = (
         "import resource, sys\nfrom hubmerge.cli.main import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\nsys.exit(main(sys.argv[1:]))"
@@ -219,9 +210,7 @@ def test_a_disk_that_is_full_leaves_no_half_of_a_recipe(here: Path) -> None:
     assert not (here / "new.yaml").exists()
 
 
-def test_models_that_cannot_be_opened_leave_no_recipe_and_those_that_do_not_fit_say_so_in_it(
-    here: Path, refused: Refused, done: Done
-) -> None:
+def test_models_that_cannot_be_opened_leave_no_recipe_and_those_that_do_not_fit_say_so_in_it(here, refused, done):
     refused("init", "base", "one", "too", "--out", "new.yaml")
     assert not (here / "new.yaml").exists()
     agent = sparse_agent(random_base(0), 0.1, 5)
@@ -235,7 +224,7 @@ def test_models_that_cannot_be_opened_leave_no_recipe_and_those_that_do_not_fit_
 
 
 @pytest.mark.usefixtures("here")
-def test_one_agent_is_a_beginning_and_a_wrong_method_is_refused(refused: Refused, done: Done) -> None:
+def test_one_agent_is_a_beginning_and_a_wrong_method_is_refused(refused, done):
     assert "# - org/another-agent  # a merge needs two" in done("init", "base", "one").out
     assert "Did you mean ties?" in refused("init", "base", "one", "--method", "tie")
 
@@ -243,7 +232,7 @@ def test_one_agent_is_a_beginning_and_a_wrong_method_is_refused(refused: Refused
 # --- the schema --------------------------------------------------------------------------------------------------
 
 
-def test_the_published_schema_is_the_one_of_the_models() -> None:
+def test_the_published_schema_is_the_one_of_the_models():
     assert json.loads((DOCS / "recipe.schema.json").read_text(encoding="utf-8")) == recipe_schema(), "run `make docs`"
     jsonschema.Draft202012Validator.check_schema(recipe_schema())
 
@@ -269,14 +258,14 @@ BAD: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("change", BAD, ids=str)
-def test_the_schema_refuses_what_reading_refuses(change: dict[str, Any]) -> None:
+def test_the_schema_refuses_what_reading_refuses(change):
     with pytest.raises(RecipeError):
         recipe_from_dict({**GOOD, **change})
     with pytest.raises(jsonschema.ValidationError):
         SCHEMA.validate({**GOOD, **change})
 
 
-def test_the_schema_takes_what_a_recipe_writes() -> None:
+def test_the_schema_takes_what_a_recipe_writes():
     full = {"calibration": {"data": "d", "prompt": "q", "answer": "a"}, "dtype": "bfloat16", "rounding": "nearest"}
     for method in registry():
         for more in (full, {"ignore": ["v_head.*"], "parameters": None, "dtype": None}):
@@ -285,7 +274,7 @@ def test_the_schema_takes_what_a_recipe_writes() -> None:
             SCHEMA.validate(recipe.to_dict())
 
 
-def test_the_schema_takes_numbers_that_differ_from_tensor_to_tensor() -> None:
+def test_the_schema_takes_numbers_that_differ_from_tensor_to_tensor():
     rules = [{"filter": "mlp", "layers": [0, 8], "value": [0, 1]}, {"value": 0.5}]
     for weight in (0.5, [0, 0.5, 1], rules):
         agents = [{"model": "org/a", "weight": weight, "parameters": {"density": weight}}, "org/b"]
@@ -300,20 +289,20 @@ def test_the_schema_takes_numbers_that_differ_from_tensor_to_tensor() -> None:
 
 
 @pytest.mark.parametrize("name", ["org/name@a..b", "https://example.org/a", "./" + 5000 * "x", "~\0"])
-def test_a_name_that_is_none_is_shown_as_it_was_written(name: str) -> None:
+def test_a_name_that_is_none_is_shown_as_it_was_written(name):
     [problem] = problems({**GOOD, "base": name})
     assert problem.where == "r.yaml → base"
     assert problem.got == repr(name)[:120]
 
 
-def test_a_slip_in_calibration_is_one_problem_that_names_what_was_meant() -> None:
+def test_a_slip_in_calibration_is_one_problem_that_names_what_was_meant():
     calibration = {"data": "./x", "prompt": "q", "answer": "a", "max_pair": 3}
     [problem] = problems({**GOOD, "calibration": calibration})
     assert (problem.where, problem.next_step) == ("r.yaml → calibration → max_pair", "Did you mean max_pairs?")
     assert "max_pairs" in problem.expected
 
 
-def test_entries_are_counted_from_1() -> None:
+def test_entries_are_counted_from_1():
     assert problems({**GOOD, "agents": [3, "org/b"]})[0].where == "r.yaml → agent 1"
     with pytest.raises(RecipeError) as caught:
         sweep_from_dict({"base": "org/base", "agents": ["org/a"], "sweep": [{"method": "ram"}, 3]}, "s.yaml")

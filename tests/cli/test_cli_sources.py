@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import f32, random_base, read_model, sparse_agent, write_model
-from huggingface_hub import HfApi
 
 from hubmerge.cli.main import main
 from hubmerge.errors import FormatError, Problem
@@ -54,7 +53,7 @@ def pickled(folder: Path) -> Path:
     return folder
 
 
-def test_the_command_in_the_refusal_of_pickled_weights_converts_them(tmp_path: Path) -> None:
+def test_the_command_in_the_refusal_of_pickled_weights_converts_them(tmp_path):
     folder = pickled(tmp_path / "it's an agent $HOME")
     problem = refusal(str(folder))
     assert "pytorch_model.bin (pickled, which can run code)" in problem.got
@@ -64,7 +63,7 @@ def test_the_command_in_the_refusal_of_pickled_weights_converts_them(tmp_path: P
     assert all(np.array_equal(f32(made[n]), f32(AGENT[n])) for n in AGENT)
 
 
-def test_the_command_for_a_pickled_adapter_converts_it(tmp_path: Path) -> None:
+def test_the_command_for_a_pickled_adapter_converts_it(tmp_path):
     import torch
 
     folder = tmp_path / "adapter"
@@ -79,7 +78,7 @@ def test_the_command_for_a_pickled_adapter_converts_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stated", ['x"; touch owned; "', "A.b", "", 3, None, ["A"]])
-def test_no_name_of_a_strangers_config_reaches_the_shell(tmp_path: Path, stated: object) -> None:
+def test_no_name_of_a_strangers_config_reaches_the_shell(tmp_path, stated):
     write_model(tmp_path / "m", AGENT, config={"architectures": [stated]})
     (tmp_path / "m" / "model.safetensors").rename(tmp_path / "m" / "pytorch_model.bin")
     told = refusal(str(tmp_path / "m")).next_step
@@ -87,7 +86,7 @@ def test_no_name_of_a_strangers_config_reaches_the_shell(tmp_path: Path, stated:
     assert "owned" not in told
 
 
-def test_checkpoints_in_a_repo_are_fetched_by_the_command_that_is_told(ada: HfApi, tmp_path: Path) -> None:
+def test_checkpoints_in_a_repo_are_fetched_by_the_command_that_is_told(ada, tmp_path):
     ada.create_repo("ada/trained")
     for step in (5, 50):
         folder = write_model(tmp_path / str(step), AGENT)
@@ -99,7 +98,7 @@ def test_checkpoints_in_a_repo_are_fetched_by_the_command_that_is_told(ada: HfAp
     assert opened(str(tmp_path / place)).tensors
 
 
-def test_gguf_names_the_model_that_its_card_says_it_was_made_from(tmp_path: Path) -> None:
+def test_gguf_names_the_model_that_its_card_says_it_was_made_from(tmp_path):
     for stated, named in (
         ("org/agent", "org/agent"),
         ("[org/agent, org/b]", "org/agent"),
@@ -114,9 +113,7 @@ def test_gguf_names_the_model_that_its_card_says_it_was_made_from(tmp_path: Path
         assert problem.next_step.startswith(f"Name {named}")
 
 
-def test_negative_weights_are_refused_where_a_mean_would_turn_and_told_of_elsewhere(
-    recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_negative_weights_are_refused_where_a_mean_would_turn_and_told_of_elsewhere(recipe_file, capsys):
     named = json.loads(recipe_file.read_text())
 
     def inspected(method: str, first: float, second: float, **parameters: object) -> tuple[int, str]:
@@ -144,9 +141,7 @@ def test_negative_weights_are_refused_where_a_mean_would_turn_and_told_of_elsewh
         assert (code, warned in said) == (0, True)
 
 
-def test_pickled_weights_on_the_hub_are_fetched_and_converted(
-    ada: HfApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickled_weights_on_the_hub_are_fetched_and_converted(ada, tmp_path, monkeypatch):
     ada.create_repo("ada/of-old")
     ada.upload_folder(repo_id="ada/of-old", folder_path=pickled(tmp_path / "old"))
     told = refusal("ada/of-old", Hub(str(ada.endpoint), str(ada.token))).next_step

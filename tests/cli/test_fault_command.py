@@ -19,14 +19,13 @@ import numpy as np
 import pytest
 from builders import recipe_dict, tensor, write_model
 from line import Line
-from processes import ROOT, Done, Refused, act_as_ada, as_ada, python
+from processes import ROOT, Done, act_as_ada, as_ada, python
 
 from hubmerge.cli.main import main
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import CorruptError, HubmergeError, LoginError, Problem, SettingsError
 from hubmerge.hub.client import Hub
-from localhub.fault_rules import FaultSwitch, Status
-from localhub.process import LocalHubProcess
+from localhub.fault_rules import Status
 
 CANARY = "hf_canary"
 
@@ -44,9 +43,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize("option", NUMBERS)
 @pytest.mark.parametrize("value", ["0", "-1", "abc", "", "nan", "1e400"])
-def test_an_option_that_is_no_such_number_is_wrong_usage(
-    capsys: pytest.CaptureFixture[str], option: str, value: str
-) -> None:
+def test_an_option_that_is_no_such_number_is_wrong_usage(capsys, option, value):
     if value == "0" and option == "--port":
         value = "9" * 19  # more than a port can be
     with pytest.raises(SystemExit) as stopped:
@@ -57,15 +54,13 @@ def test_an_option_that_is_no_such_number_is_wrong_usage(
 
 
 @pytest.mark.parametrize("out", ["/proc/none/r.json", "/proc/r.json", ".", "r.details"])
-def test_a_result_that_could_not_be_written_is_refused_before_the_model_is_asked(
-    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
+def test_a_result_that_could_not_be_written_is_refused_before_the_model_is_asked(out, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert "hubmerge: E_DISK: " in refused("evaluate", "./model", "--suite", "zoo", "--out", out)
 
 
-def test_a_file_as_the_data_folder_of_the_local_hub_is_refused(refused: Refused, tmp_path: Path) -> None:
+def test_a_file_as_the_data_folder_of_the_local_hub_is_refused(refused, tmp_path):
     (tmp_path / "file").write_text("somebody's")
     for data in (tmp_path / "file", tmp_path / "file" / "below"):
         assert refused("localhub", "--data", data).startswith("hubmerge: E_DISK: ")
@@ -76,9 +71,7 @@ def test_a_file_as_the_data_folder_of_the_local_hub_is_refused(refused: Refused,
     ("variable", "value"),
     [("RANK", "first"), ("WORLD_SIZE", "0"), ("SPACES_ZERO_GPU", "perhaps"), ("HUBMERGE_JOBS_PER_USER", "-1")],
 )
-def test_a_setting_that_makes_no_sense_is_named(
-    monkeypatch: pytest.MonkeyPatch, refused: Refused, variable: str, value: str
-) -> None:
+def test_a_setting_that_makes_no_sense_is_named(monkeypatch, refused, variable, value):
     monkeypatch.setenv(variable, value)
     message = refused("methods")
     assert message.startswith("hubmerge: E_SETTINGS: ")
@@ -97,7 +90,7 @@ def test_a_setting_that_makes_no_sense_is_named(
         "http://h?x",
     ],
 )
-def test_an_address_of_no_hub_is_refused_at_once_and_no_password_shown(endpoint: str) -> None:
+def test_an_address_of_no_hub_is_refused_at_once_and_no_password_shown(endpoint):
     with pytest.raises(SettingsError, match="HF_ENDPOINT") as error:
         Hub(endpoint.replace("a:b@", f"ada:{CANARY}@"))
     assert CANARY not in str(error.value)
@@ -106,21 +99,19 @@ def test_an_address_of_no_hub_is_refused_at_once_and_no_password_shown(endpoint:
 @pytest.mark.parametrize(
     "token", [f"{CANARY}\nx", f"{CANARY}\rx", f"{CANARY} x", f"{CANARY}ä", f"\x00{CANARY}", f"{CANARY}\x7f"]
 )
-def test_a_token_that_no_header_can_hold_is_refused_without_being_shown(token: str) -> None:
+def test_a_token_that_no_header_can_hold_is_refused_without_being_shown(token):
     with pytest.raises(LoginError) as error:
         Hub("http://127.0.0.1:9", token)
     assert CANARY not in json.dumps(error.value.as_dict())
 
 
-def test_a_line_break_after_a_token_does_no_harm(faulty_hub: LocalHubProcess) -> None:
+def test_a_line_break_after_a_token_does_no_harm(faulty_hub):
     hub = Hub(faulty_hub.endpoint, f" {faulty_hub.tokens['ada']}\r\n")
     assert hub.whoami().name == "ada"
     assert Hub(faulty_hub.endpoint, " \n").token is None
 
 
-def test_an_upload_that_is_tried_again_is_logged_without_its_signature(
-    faulty_hub: LocalHubProcess, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_upload_that_is_tried_again_is_logged_without_its_signature(faulty_hub, caplog):
     Hub(faulty_hub.endpoint).connect()
     client = logging.getLogger("huggingface_hub.utils._http")
     with caplog.at_level(logging.WARNING, logger=client.name):
@@ -131,7 +122,7 @@ def test_an_upload_that_is_tried_again_is_logged_without_its_signature(
     assert "https://s3.example/lfs/ab" in caplog.text
 
 
-def test_what_strangers_write_does_not_steer_the_terminal() -> None:
+def test_what_strangers_write_does_not_steer_the_terminal():
     hostile = "a\x1b[2J\r\nE_OK: done\u202e\x9b\ud800 é 漢"
     for error in (HubmergeError(hostile, where=hostile, got=hostile), Problem("E_X", hostile)):
         assert str(error).isprintable()
@@ -148,14 +139,12 @@ def test_what_strangers_write_does_not_steer_the_terminal() -> None:
     ],
     ids=repr,
 )
-def test_what_the_machine_lacks_is_named_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, refused: Refused, error: Exception, told: str
-) -> None:
+def test_what_the_machine_lacks_is_named_with_what_to_do(monkeypatch, refused, error, told):
     monkeypatch.setattr("hubmerge.cli.methods.registry", Mock(side_effect=error))
     assert refused("methods") == f"hubmerge: {told}"
 
 
-def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+def test_a_reader_that_has_seen_enough_gets_no_traceback():
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "hubmerge", "methods"]
@@ -164,7 +153,7 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_a_command_whose_streams_were_closed_merges_the_same(recipe_file: Path, tmp_path: Path) -> None:
+def test_a_command_whose_streams_were_closed_merges_the_same(recipe_file, tmp_path):
     command = [sys.executable, "-m", "hubmerge", "merge", str(recipe_file), "--out"]
     folders = [tmp_path / "open", tmp_path / "closed"]
     assert main([*command[3:], str(folders[0])]) == 0
@@ -174,7 +163,7 @@ def test_a_command_whose_streams_were_closed_merges_the_same(recipe_file: Path, 
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_streams_that_were_closed_are_open_in_processes_that_a_command_starts(closed: str) -> None:
+def test_streams_that_were_closed_are_open_in_processes_that_a_command_starts(closed):
     code = (
         "import subprocess, sys; from hubmerge import __main__ as m; m._open_standard_streams(); "
         "sys.exit(subprocess.call(['sh', '-c', 'true <&0 && true >&1 && true >&2']))"
@@ -183,7 +172,7 @@ def test_streams_that_were_closed_are_open_in_processes_that_a_command_starts(cl
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
-def test_what_is_piped_is_utf_8_whatever_the_locale(recipe_file: Path) -> None:
+def test_what_is_piped_is_utf_8_whatever_the_locale(recipe_file):
     agent = (recipe_file.parent / "one").rename(recipe_file.parent / "modèle")
     names = [str(recipe_file.parent / "base"), str(agent), str(recipe_file.parent / "two")]
     written = python("-m", "hubmerge", "init", *names, PYTHONIOENCODING="latin-1")
@@ -202,8 +191,8 @@ def merged(monkeypatch: pytest.MonkeyPatch, done: Done, line: Line, recipe_file:
 
 
 def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_hidden_ones_are_not(
-    merged: Path, line: Line, monkeypatch: pytest.MonkeyPatch, done: Done
-) -> None:
+    merged, line, monkeypatch, done
+):
     kept, hidden = {"sub/notes.txt", ".gitignore", ".eval_results/mine.yaml"}, (".env", ".aws/key", "sub/.DS_Store")
     for name in (".git/config", ".cache/huggingface/x", "sub/.git", *kept, *hidden):
         (merged / name).parent.mkdir(parents=True, exist_ok=True)
@@ -222,9 +211,7 @@ def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_hi
 
 
 @pytest.mark.parametrize("unfit", [b"no-utf-8-\xff", b"two\nlines"])
-def test_a_file_that_no_repo_can_hold_is_named_before_there_is_a_repo(
-    merged: Path, line: Line, refused: Refused, unfit: bytes
-) -> None:
+def test_a_file_that_no_repo_can_hold_is_named_before_there_is_a_repo(merged, line, refused, unfit):
     try:
         (merged / os.fsdecode(unfit)).touch()
     except OSError:
@@ -241,9 +228,7 @@ def test_a_file_that_no_repo_can_hold_is_named_before_there_is_a_repo(
     ],
     ids=str,
 )
-def test_a_manifest_that_somebody_edited_into_none_is_named(
-    merged: Path, line: Line, refused: Refused, change: dict[str, object]
-) -> None:
+def test_a_manifest_that_somebody_edited_into_none_is_named(merged, line, refused, change):
     manifest = merged / "hubmerge.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
     told = refused("publish", merged, line.target)
@@ -252,9 +237,7 @@ def test_a_manifest_that_somebody_edited_into_none_is_named(
     assert not line.api.repo_exists(line.target)
 
 
-def test_threads_that_cannot_be_started_are_a_shortage_that_is_named(
-    refused: Refused, recipe_file: Path, tmp_path: Path
-) -> None:
+def test_threads_that_cannot_be_started_are_a_shortage_that_is_named(refused, recipe_file, tmp_path):
     command = ["merge", str(recipe_file), "--out", str(tmp_path / "out")]
     with patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
         message = refused(*command)
@@ -263,13 +246,13 @@ def test_threads_that_cannot_be_started_are_a_shortage_that_is_named(
     assert main([*command, "--resume"]) == 0
 
 
-def test_another_error_of_the_program_is_not_taken_for_a_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_of_the_program_is_not_taken_for_a_shortage(monkeypatch):
     monkeypatch.setattr("hubmerge.cli.main.load_settings", Mock(side_effect=RuntimeError("a mistake")))
     with pytest.raises(RuntimeError, match="a mistake"):
         main(["methods"])
 
 
-def test_what_the_client_tries_again_is_told_as_json_too(line: Line, switch: FaultSwitch, tmp_path: Path) -> None:
+def test_what_the_client_tries_again_is_told_as_json_too(line, switch, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(line.recipe))
     rule = switch.add("/lfs-uploads/", Status(status=500), methods=["PUT"])
@@ -285,14 +268,14 @@ def test_what_the_client_tries_again_is_told_as_json_too(line: Line, switch: Fau
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_warning_is_told_once(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+def test_a_warning_is_told_once(capsys, as_json):
     terminal = Terminal(as_json)
     for words in ("no device", "no device", "another"):
         terminal.warning(words)
     assert capsys.readouterr().err.count("no device") == 1
 
 
-def test_what_is_finished_is_said_at_once_where_nobody_reads_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_finished_is_said_at_once_where_nobody_reads_line_by_line(monkeypatch):
     pipe = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe))
     Terminal(False).say("published\n")
@@ -305,8 +288,8 @@ def lines_of(shown: str) -> list[str]:
 
 
 def test_on_a_terminal_a_warning_has_a_line_above_the_bar_and_a_stage_that_comes_again_its_new_total(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch, capsys
+):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with closing(Terminal(False)) as terminal:
         terminal.progress("verify", 5000, 5000, "B")
@@ -321,7 +304,7 @@ def test_on_a_terminal_a_warning_has_a_line_above_the_bar_and_a_stage_that_comes
     assert "hubmerge: warning: the device is given up" in shown
 
 
-def test_a_machine_without_a_compiler_merges_the_same_with_one_warning(recipe_file: Path, tmp_path: Path) -> None:
+def test_a_machine_without_a_compiler_merges_the_same_with_one_warning(recipe_file, tmp_path):
     command = ["merge", str(recipe_file), "--out"]
     assert main([*command, str(tmp_path / "fast")]) == 0
     bare = tmp_path / "bare"
@@ -344,9 +327,7 @@ def test_a_machine_without_a_compiler_merges_the_same_with_one_warning(recipe_fi
     assert made[0] == made[1]
 
 
-def test_a_probe_keeps_to_its_disk_budget(
-    monkeypatch: pytest.MonkeyPatch, done: Done, line: Line, tmp_path: Path
-) -> None:
+def test_a_probe_keeps_to_its_disk_budget(monkeypatch, done, line, tmp_path):
     act_as_ada(monkeypatch, line.process, tmp_path)
     recipe = tmp_path / "hub.yaml"
     recipe.write_text(json.dumps(line.recipe))
@@ -356,9 +337,7 @@ def test_a_probe_keeps_to_its_disk_budget(
     assert done("probe", recipe, "--disk-budget", "0.0001").out == unlimited
 
 
-def test_a_probe_of_tensors_without_elements_finds_that_nothing_changed_and_cuts_no_name(
-    tmp_path: Path, done: Done
-) -> None:
+def test_a_probe_of_tensors_without_elements_finds_that_nothing_changed_and_cuts_no_name(tmp_path, done):
     empty = {"model.layers.0.mlp.up_proj.weight": tensor(np.zeros((0, 4)))}
     models = [{**empty, "v_head.weight": tensor(np.full(4, k))} for k in range(3)]
     folders = [write_model(tmp_path / f"Qwen2.5-7B-Instruct-GRPO-{k}", model) for k, model in enumerate(models)]
@@ -368,7 +347,7 @@ def test_a_probe_of_tensors_without_elements_finds_that_nothing_changed_and_cuts
     assert [line.split()[:2] for line in table] == [[folder.name, "0.00%"] for folder in folders[1:]]
 
 
-def test_a_terminal_without_greek_letters_is_written_to_all_the_same() -> None:
+def test_a_terminal_without_greek_letters_is_written_to_all_the_same():
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "hubmerge", "methods"]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
@@ -383,9 +362,7 @@ def test_a_terminal_without_greek_letters_is_written_to_all_the_same() -> None:
     assert "ram_plus" in shown
 
 
-def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(
-    monkeypatch: pytest.MonkeyPatch, refused: Refused, recipe_file: Path
-) -> None:
+def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(monkeypatch, refused, recipe_file):
     def fails(prepared: object, hub: object, options: object, observer: Terminal) -> None:
         observer.progress("merge", 1, 10, "elements")
         raise CorruptError("damaged")

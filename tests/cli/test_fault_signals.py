@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 from builders import recipe_dict
-from processes import ROOT, Refused, free_port, python
+from processes import ROOT, free_port, python
 
 from hubmerge.cli import inspect as inspect_command
 from hubmerge.cli.main import main
@@ -69,7 +69,7 @@ sys.exit(c.main(sys.argv[1:], own_process=True))
     ],
     ids=["inspect", "run"],
 )
-def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path, command: list[str], told: str) -> None:
+def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path, command, told):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(recipe_dict("ada/base", ["ada/one", "ada/two"])))
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -85,7 +85,7 @@ def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path, comma
     assert "Traceback" not in words
 
 
-def test_ctrl_c_ends_one_of_several_processes_that_waits_for_the_others(recipe_file: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_one_of_several_processes_that_waits_for_the_others(recipe_file, tmp_path):
     meeting = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "hubmerge", "merge", str(recipe_file), "--out", str(tmp_path / "out")]
     with subprocess.Popen(command, env={**os.environ, **meeting}, cwd=ROOT, stderr=subprocess.PIPE, text=True) as alone:
@@ -100,19 +100,19 @@ def test_ctrl_c_ends_one_of_several_processes_that_waits_for_the_others(recipe_f
 
 @pytest.mark.parametrize("first", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("second", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_ctrl_c_pressed_again_does_not_cut_off_what_is_cleared_up(first: str, second: str) -> None:
+def test_ctrl_c_pressed_again_does_not_cut_off_what_is_cleared_up(first, second):
     done = python("-c", PRESSED_TWICE, first, second)
     code = {"SIGTERM": 143, "SIGHUP": 129}.get(first, 1)
     assert (done.returncode, done.stdout, done.stderr) == (code, "cleared up\n", "hubmerge: interrupted\n")
 
 
-def test_a_terminal_that_is_gone_changes_no_exit_code() -> None:
+def test_a_terminal_that_is_gone_changes_no_exit_code():
     with open("/dev/full", "w") as gone:
         command = [sys.executable, "-c", PRESSED_TWICE, "SIGHUP", "SIGHUP"]
         assert subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=gone, check=False).returncode == 129
 
 
-def test_sigterm_clears_up_as_ctrl_c_does(recipe_file: Path, tmp_path: Path) -> None:
+def test_sigterm_clears_up_as_ctrl_c_does(recipe_file, tmp_path):
     scratch, out = tmp_path / "scratch", tmp_path / "out"
     scratch.mkdir()
     variables = {"TMPDIR": str(scratch), "HF_ENDPOINT": "http://127.0.0.1:9"}
@@ -135,9 +135,7 @@ def test_sigterm_clears_up_as_ctrl_c_does(recipe_file: Path, tmp_path: Path) -> 
     ],
     ids=["merge", "merge with nohup in a script's background", "merge in two processes", "methods"],
 )
-def test_one_of_several_processes_which_hears_nothing_while_it_waits_ends_at_once(
-    command: list[str], processes: str, ignored: str, handled: str
-) -> None:
+def test_one_of_several_processes_which_hears_nothing_while_it_waits_ends_at_once(command, processes, ignored, handled):
     done = python("-c", HANDLED, *command, WORLD_SIZE=processes, RANK="0", IGNORED=ignored)
     assert (done.stdout, done.stderr) == (handled + "\n", "")
 
@@ -147,9 +145,7 @@ def test_one_of_several_processes_which_hears_nothing_while_it_waits_ends_at_onc
     [["inspect"], ["merge", "--out", "out"], ["run", "--to", "ada/x"], ["evaluate", "--suite", "zoo"]],
     ids=" ".join,
 )
-def test_an_interrupted_command_says_how_it_goes_on(
-    monkeypatch: pytest.MonkeyPatch, refused: Refused, recipe_file: Path, command: list[str]
-) -> None:
+def test_an_interrupted_command_says_how_it_goes_on(monkeypatch, refused, recipe_file, command):
     # of the modules that use it: imported here, else one of them would keep the patch
     for module in (inspect_command, reading):
         monkeypatch.setattr(module, "read_document", Mock(side_effect=KeyboardInterrupt))
@@ -164,9 +160,7 @@ def test_an_interrupted_command_says_how_it_goes_on(
 
 
 @pytest.mark.parametrize("command", [["probe"], ["merge", "--null-sink"]], ids=["probe", "merge"])
-def test_ctrl_c_while_the_temporary_folder_is_removed_leaves_none(
-    monkeypatch: pytest.MonkeyPatch, recipe_file: Path, tmp_path: Path, command: list[str]
-) -> None:
+def test_ctrl_c_while_the_temporary_folder_is_removed_leaves_none(monkeypatch, recipe_file, tmp_path, command):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))

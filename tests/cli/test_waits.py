@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from io import StringIO
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,7 +57,7 @@ SAID: dict[str, tuple[list[str], list[tuple[Any, ...]]]] = {
 
 @pytest.mark.usefixtures("ada")
 @pytest.mark.parametrize("command", SAID)
-def test_a_command_says_what_it_waits_for(command: str, recipe_file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_command_says_what_it_waits_for(command, recipe_file, monkeypatch):
     write_sweep(recipe_file, {"method": "ram"})
     monkeypatch.chdir(recipe_file.parent)
     if command == "publish":
@@ -109,7 +108,7 @@ class Turned:
                 yield self.now
 
 
-def test_json_is_silent_for_a_second_at_most(monkeypatch: pytest.MonkeyPatch):
+def test_json_is_silent_for_a_second_at_most(monkeypatch):
     turned = Turned(monkeypatch, as_json=True)
     assert list(turned.spoke_at(5)) == [], "nothing is being done"
     turned.terminal.stage("compile")
@@ -121,7 +120,7 @@ def test_json_is_silent_for_a_second_at_most(monkeypatch: pytest.MonkeyPatch):
     }  # fmt: skip
 
 
-def test_a_log_has_a_line_after_two_seconds_and_then_fewer_and_fewer(monkeypatch: pytest.MonkeyPatch):
+def test_a_log_has_a_line_after_two_seconds_and_then_fewer_and_fewer(monkeypatch):
     turned = Turned(monkeypatch, as_json=False)
     turned.terminal.stage("resolve")
     assert list(turned.spoke_at(1.5)) == [], "what is quick is not told"
@@ -133,7 +132,7 @@ def test_a_log_has_a_line_after_two_seconds_and_then_fewer_and_fewer(monkeypatch
     assert list(turned.spoke_at(100)) == []
 
 
-def test_on_a_terminal_the_clock_of_a_stage_moves_on(monkeypatch: pytest.MonkeyPatch):
+def test_on_a_terminal_the_clock_of_a_stage_moves_on(monkeypatch):
     turned = Turned(monkeypatch, as_json=False, live=True)
     turned.terminal.stage("compile")
     spoken = list(turned.spoke_at(4))
@@ -155,9 +154,7 @@ def test_a_terminal_that_does_not_know_its_size_shows_the_bar_too():
         assert b"merging:   0%" in (said.read(1000) or b"")
 
 
-def test_a_silence_is_broken_by_itself_until_the_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_silence_is_broken_by_itself_until_the_end(monkeypatch, capsys):
     monkeypatch.setattr(terminal, "SILENCE_S", 0.01)
     with Terminal(as_json=True) as told:
         told.stage("merge")
@@ -249,7 +246,7 @@ def slowly(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Slowly:
     return Slowly(ear, monkeypatch)
 
 
-def test_inspect_says_how_many_models_are_opened(recipe_file: Path, slowly: Slowly, ear: Ear):
+def test_inspect_says_how_many_models_are_opened(recipe_file, slowly, ear):
     slowly("hubmerge.sources.open.parse_header", "resolve", unit="models")
     assert main(["inspect", str(recipe_file), "--json", "--log-json"]) == 0
     told = [line for line in ear.lines() if line.get("unit") == "models"]
@@ -257,7 +254,7 @@ def test_inspect_says_how_many_models_are_opened(recipe_file: Path, slowly: Slow
     assert all(line["done"] <= line["total"] == 3 for line in told)
 
 
-def test_merge_says_what_takes_long_in_every_stage(recipe_file: Path, slowly: Slowly, ear: Ear, monkeypatch: Any):
+def test_merge_says_what_takes_long_in_every_stage(recipe_file, slowly, ear, monkeypatch):
     monkeypatch.setattr("hubmerge.engine.compiled.is_built", lambda: False)
     slowly("hubmerge.sources.open._read_header", "resolve")
     slowly("hubmerge.engine.fast.unavailable", "compile")
@@ -272,7 +269,7 @@ def test_merge_says_what_takes_long_in_every_stage(recipe_file: Path, slowly: Sl
 
 
 @pytest.mark.usefixtures("ada")
-def test_publish_says_what_it_reads_sends_and_waits_for(recipe_file: Path, slowly: Slowly, ear: Ear):
+def test_publish_says_what_it_reads_sends_and_waits_for(recipe_file, slowly, ear):
     out = recipe_file.parent / "out"
     assert main(["merge", str(recipe_file), "--out", str(out), "--log-json"]) == 0
     slowly("hubmerge.output.publish._verify", "publish")
@@ -286,7 +283,7 @@ def test_publish_says_what_it_reads_sends_and_waits_for(recipe_file: Path, slowl
         assert [(line["done"], line["total"]) for line in progress if line["stage"] == stage][-1] == (size, size)
 
 
-def test_nothing_is_said_after_the_end(monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_said_after_the_end(monkeypatch):
     ear = listening(Ear(), monkeypatch)
     monkeypatch.setattr(terminal, "SILENCE_S", 0.01)
     with Terminal(as_json=True) as told:

@@ -51,7 +51,7 @@ def content(folder: Path) -> dict[str, Any]:
     return files
 
 
-def test_two_processes_of_a_launcher_merge_what_one_process_merges(family: Path, tmp_path: Path) -> None:
+def test_two_processes_of_a_launcher_merge_what_one_process_merges(family, tmp_path):
     pytest.importorskip("accelerate")
     made = {}
     for name, launched_by in {"alone": [], **{name: [*words, "-m"] for name, words in LAUNCHERS.items()}}.items():
@@ -66,7 +66,7 @@ def test_two_processes_of_a_launcher_merge_what_one_process_merges(family: Path,
         assert manifest["environment"]["processes"] == 2
 
 
-def test_each_process_says_what_it_warns_of_with_its_rank(family: Path, tmp_path: Path) -> None:
+def test_each_process_says_what_it_warns_of_with_its_rank(family, tmp_path):
     import torch
 
     if torch.cuda.is_available():
@@ -80,7 +80,7 @@ def test_each_process_says_what_it_warns_of_with_its_rank(family: Path, tmp_path
     assert [lines[-1] for lines in said] == [f"hubmerge: warning: {rank}{missing}" for rank in ("", "rank 1: ")]
 
 
-def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(family: Path, tmp_path: Path) -> None:
+def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(family, tmp_path):
     out = tmp_path / "out"
     [(code, error)] = start(1, [argv(family, "ram_plus", tmp_path / "alone")])
     assert code == 0, error
@@ -98,7 +98,7 @@ def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(family: Path
     assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept  # not merged again
 
 
-def test_processes_that_do_not_see_the_same_folder_refuse_before_they_merge(family: Path, tmp_path: Path) -> None:
+def test_processes_that_do_not_see_the_same_folder_refuse_before_they_merge(family, tmp_path):
     machines = [tmp_path / "one", tmp_path / "two"]
     for machine in machines:
         machine.mkdir()
@@ -110,7 +110,7 @@ def test_processes_that_do_not_see_the_same_folder_refuse_before_they_merge(fami
     assert not [*tmp_path.rglob("*.safetensors")]
 
 
-def test_sensitivities_that_rank_0_computes_or_that_are_named_weigh_in_every_process_alike(tmp_path: Path) -> None:
+def test_sensitivities_that_rank_0_computes_or_that_are_named_weigh_in_every_process_alike(tmp_path):
     zoo, data, file = ROOT / "examples" / "zoo", tmp_path / "data", str(tmp_path / "math.safetensors")
     pairs = {name: str(zoo / "eval" / f"dev_{name}.jsonl") for name in ("math", "tool")}
     calibration = {"data": pairs["tool"], "prompt": "prompt", "answer": "answer", "max_pairs": 2}

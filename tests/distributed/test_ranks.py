@@ -36,9 +36,7 @@ from hubmerge.settings import load_settings
     ],
     ids=str,
 )
-def test_several_ranks_give_the_bytes_and_statistics_of_one(
-    tmp_path: Path, method: str, parameters: dict[str, Any]
-) -> None:
+def test_several_ranks_give_the_bytes_and_statistics_of_one(tmp_path, method, parameters):
     size = 7 if method in ("ram", "ties") else 2  # more ranks than shards
     plan = family_plan(tmp_path, method, parameters=parameters, max_shard_bytes=12_000)
     one = run(plan, tmp_path / "one")
@@ -54,9 +52,7 @@ def test_several_ranks_give_the_bytes_and_statistics_of_one(
 @pytest.mark.parametrize(
     ("method", "sizes"), [("ram", (2, 1)), ("ram_plus", (1, 3)), ("ties", (3, 2, 1)), ("ram_plus", (2, 2))], ids=str
 )
-def test_a_merge_goes_on_with_any_number_of_processes_and_makes_no_finished_shard_again(
-    tmp_path: Path, method: str, sizes: tuple[int, ...]
-) -> None:
+def test_a_merge_goes_on_with_any_number_of_processes_and_makes_no_finished_shard_again(tmp_path, method, sizes):
     plan, out = family_plan(tmp_path, method, max_shard_bytes=6_000), tmp_path / "out"
     one = run(plan, tmp_path / "one")
     kept: dict[str, int] = {}
@@ -75,7 +71,7 @@ def test_a_merge_goes_on_with_any_number_of_processes_and_makes_no_finished_shar
         assert tallies(each) == tallies(one)
 
 
-def test_a_shard_whose_bytes_have_changed_is_made_again_by_whoever_has_it_now(tmp_path: Path) -> None:
+def test_a_shard_whose_bytes_have_changed_is_made_again_by_whoever_has_it_now(tmp_path):
     plan, out = family_plan(tmp_path, "ram", max_shard_bytes=6_000), tmp_path / "out"
     run(plan, tmp_path / "one")
     merged_by(2, plan, out)
@@ -85,14 +81,14 @@ def test_a_shard_whose_bytes_have_changed_is_made_again_by_whoever_has_it_now(tm
     assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
 
 
-def test_a_folder_in_which_a_process_of_an_earlier_run_still_works_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_which_a_process_of_an_earlier_run_still_works_is_refused(tmp_path):
     plan, out = family_plan(tmp_path, "ram", max_shard_bytes=12_000), tmp_path / "out"
     with sole_owner(out, 1), ExitStack() as held, pytest.raises(FolderInUseError, match="another process is merging"):
         own([out], held, ALONE)
     assert isinstance(merged_by(1, plan, out)[0], MergeResult)
 
 
-def test_rank_0_alone_finds_out_that_a_folder_is_somebody_elses_and_leaves_nothing_there(tmp_path: Path) -> None:
+def test_rank_0_alone_finds_out_that_a_folder_is_somebody_elses_and_leaves_nothing_there(tmp_path):
     plan, out = family_plan(tmp_path, "ram"), tmp_path / "out"
     out.mkdir()
     (out / "theirs.txt").write_text("theirs")
@@ -105,19 +101,19 @@ def test_rank_0_alone_finds_out_that_a_folder_is_somebody_elses_and_leaves_nothi
     assert [path.name for path in out.iterdir()] == ["theirs.txt"]
 
 
-def test_inputs_that_more_processes_had_fetched_are_removed_by_fewer(tmp_path: Path) -> None:
+def test_inputs_that_more_processes_had_fetched_are_removed_by_fewer(tmp_path):
     for name in ("inputs", "inputs-1", "inputs-7", "inputs-old"):
         (tmp_path / name).mkdir()
     assert together(2, lambda ranks: own_cache(tmp_path / "inputs", ranks).name) == ["inputs", "inputs-1"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["inputs", "inputs-1", "inputs-old"]
 
 
-def test_processes_that_resolved_other_commits_refuse() -> None:
+def test_processes_that_resolved_other_commits_refuse():
     refused = together(2, lambda ranks: ranks.agree("the plan", f"commit{ranks.rank}"))
     assert all(isinstance(error, ProcessLostError) and "commit0, commit1" in str(error) for error in refused)
 
 
-def test_a_process_that_would_weigh_by_another_file_than_rank_0_refuses(tmp_path: Path) -> None:
+def test_a_process_that_would_weigh_by_another_file_than_rank_0_refuses(tmp_path):
     """Two machines, each with a file of that name; then a machine without."""
     for number, name in enumerate(("one", "two")):
         (tmp_path / name).mkdir()
@@ -142,7 +138,7 @@ def test_a_process_that_would_weigh_by_another_file_than_rank_0_refuses(tmp_path
     assert "not where this process looks for it" in str(told[1])
 
 
-def test_launchers_and_mpi_tell_the_rank_and_other_commands_refuse_several() -> None:
+def test_launchers_and_mpi_tell_the_rank_and_other_commands_refuse_several():
     assert load_settings({}).world_size == 1
     torchrun = load_settings({"RANK": "1", "WORLD_SIZE": "4", "PMI_RANK": "3"})
     assert (torchrun.rank, torchrun.world_size) == (1, 4)
@@ -158,7 +154,7 @@ def test_launchers_and_mpi_tell_the_rank_and_other_commands_refuse_several() -> 
         refuse_several(mpi, "sweep")
 
 
-def test_processes_that_do_not_know_where_to_meet_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_do_not_know_where_to_meet_are_told_so(monkeypatch):
     for variable in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(variable, raising=False)
     watcher = Watcher()
@@ -169,7 +165,7 @@ def test_processes_that_do_not_know_where_to_meet_are_told_so(monkeypatch: pytes
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C clears up again"
 
 
-def test_the_facts_of_all_devices_become_one_report() -> None:
+def test_the_facts_of_all_devices_become_one_report():
     facts = [
         {"device": "H200", "torch": "2.13.0", "peak_device_bytes": 5},
         {"device": "cpu", "torch": "2.13.0", "device_failed": "CUDA out of memory"},
@@ -186,9 +182,7 @@ def test_the_facts_of_all_devices_become_one_report() -> None:
 
 
 @pytest.mark.slow
-def test_a_device_that_fails_is_told_by_its_rank_and_stands_in_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_fails_is_told_by_its_rank_and_stands_in_the_report(tmp_path, monkeypatch):
     import torch
 
     plan, out = family_plan(tmp_path, "ram_plus", max_shard_bytes=12_000), tmp_path / "out"

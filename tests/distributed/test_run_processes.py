@@ -93,9 +93,7 @@ def input_bytes(recipe: Path) -> int:
     return sum(path.stat().st_size for path in recipe.parent.glob("*/*.safetensors"))
 
 
-def test_two_processes_upload_their_own_shards_and_make_one_commit_with_the_bytes_of_one(
-    work: Work, alone: dict[str, Any], recipe: Path
-) -> None:
+def test_two_processes_upload_their_own_shards_and_make_one_commit_with_the_bytes_of_one(work, alone, recipe):
     finished = work.run(2, times=2)  # the second time they find it published
     assert [code for code, _ in finished] == [0, 0], finished
     assert work.published() == alone
@@ -118,9 +116,7 @@ def test_two_processes_upload_their_own_shards_and_make_one_commit_with_the_byte
 
 
 @pytest.mark.parametrize(("lost", "processes"), [(1, 2), (0, 1)])
-def test_after_a_kill_the_same_command_goes_on_with_any_number_of_processes(
-    work: Work, alone: dict[str, Any], recipe: Path, lost: int, processes: int
-) -> None:
+def test_after_a_kill_the_same_command_goes_on_with_any_number_of_processes(work, alone, recipe, lost, processes):
     first = work.run(2, {"rank": lost, "kind": "die at upload", "times": 2})
     assert first[lost][0] == -9
     assert first[1 - lost][0] == 1
@@ -142,9 +138,7 @@ def test_after_a_kill_the_same_command_goes_on_with_any_number_of_processes(
     assert not [*(work.folder / "data" / "runs").iterdir()]
 
 
-def test_machines_without_a_common_folder_publish_too_and_go_on_after_a_failed_upload(
-    work: Work, alone: dict[str, Any]
-) -> None:
+def test_machines_without_a_common_folder_publish_too_and_go_on_after_a_failed_upload(work, alone):
     machines = [work.folder / "one", work.folder / "two"]
     for machine in machines:
         machine.mkdir()

@@ -45,7 +45,7 @@ def bare(forgotten: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pa
     return tmp_path
 
 
-def test_it_is_built_once_and_kept(bare: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_built_once_and_kept(bare, compiler, monkeypatch):
     assert not compiled.is_built()
     assert fast.unavailable() is None
     assert compiled.is_built()
@@ -54,16 +54,14 @@ def test_it_is_built_once_and_kept(bare: Path, compiler: tuple[str, ...], monkey
     assert isinstance(compiled.library(), Library)
 
 
-def test_a_broken_file_is_built_anew(bare: Path, compiler: tuple[str, ...]) -> None:
+def test_a_broken_file_is_built_anew(bare, compiler):
     path = compiled._path(bare, compiler)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"torn")
     assert isinstance(compiled.library(), Library)
 
 
-def test_a_library_of_another_version_of_the_source_is_not_called(
-    tmp_path: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_of_another_version_of_the_source_is_not_called(tmp_path, compiler, monkeypatch):
     build.build(compiler, tmp_path / "pass.so")
     Library(tmp_path / "pass.so")
     monkeypatch.setattr(compiled, "digest", lambda: "another")
@@ -71,9 +69,7 @@ def test_a_library_of_another_version_of_the_source_is_not_called(
         Library(tmp_path / "pass.so")
 
 
-def test_what_computes_other_bits_than_the_definition_is_not_used(
-    bare: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_computes_other_bits_than_the_definition_is_not_used(bare, compiler, monkeypatch, tmp_path):
     source = tmp_path / "pass.c"
     source.write_text(
         build.SOURCE.read_text()
@@ -85,8 +81,8 @@ def test_what_computes_other_bits_than_the_definition_is_not_used(
 
 
 def test_what_an_old_compiler_builds_serves_newer_machines_and_loading_it_runs_none_of_their_code(
-    tmp_path: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, compiler, monkeypatch
+):
     old, newest, run, made = tmp_path / "cc", max(MACHINES), build._run, {}
     lacking = "".join(MACHINES[newest][:1]) or "none"
     old.write_text(
@@ -117,9 +113,7 @@ def test_what_an_old_compiler_builds_serves_newer_machines_and_loading_it_runs_n
         ("exec sleep 60", "timed out"),
     ],
 )
-def test_a_compiler_that_fails_is_told_in_its_own_words_and_one_that_hangs_is_ended(
-    bare: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
-) -> None:
+def test_a_compiler_that_fails_is_told_in_its_own_words_and_one_that_hangs_is_ended(bare, monkeypatch, script, said):
     broken = bare / "cc"
     broken.write_text(f"#!/bin/sh\n{script}\n")
     broken.chmod(0o755)
@@ -129,9 +123,7 @@ def test_a_compiler_that_fails_is_told_in_its_own_words_and_one_that_hangs_is_en
 
 
 @pytest.mark.parametrize("folder", [None, Path("x" * 256)], ids=["no home", "one that cannot be looked into"])
-def test_where_nothing_can_be_kept_it_is_built_all_the_same(
-    bare: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, folder: Path | None
-) -> None:
+def test_where_nothing_can_be_kept_it_is_built_all_the_same(bare, compiler, monkeypatch, folder):
     monkeypatch.setattr(compiled, "user_cache", lambda: folder)
     assert not compiled.is_built()
     assert isinstance(compiled.library(), Library)
@@ -139,16 +131,14 @@ def test_where_nothing_can_be_kept_it_is_built_all_the_same(
 
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.skipif(build.find_compiler() is None, reason="there is no C compiler")
-def test_every_kind_of_machine_that_this_one_is_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_machine_that_this_one_is_gives_the_same_bits(monkeypatch):
     for machine in sorted(build.MACHINES):
         forget()
         monkeypatch.setattr(compiled, "MACHINES", {1: (), machine: ()})
         assert fast.unavailable() is None
 
 
-def test_every_machine_s_code_is_asked_for_in_the_compiler_s_own_spelling(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_machine_s_code_is_asked_for_in_the_compiler_s_own_spelling(tmp_path, monkeypatch):
     asked: list[str] = []
 
     def run(command: Sequence[str]) -> str:

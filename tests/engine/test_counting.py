@@ -22,12 +22,7 @@ from hubmerge.engine.counting import (
     folded,
     result_counts,
 )
-from hubmerge.statistics.statistics import (
-    SCHEMA,
-    ResultTally,
-    Statistics,
-    zero_result,
-)
+from hubmerge.statistics.statistics import SCHEMA, ResultTally, Statistics, zero_result
 from hubmerge.statistics.summary import summarize
 
 
@@ -41,7 +36,7 @@ def random_inputs(seed: int, n: int, k: int = 3) -> tuple[np.ndarray, list[np.nd
     return base, agents
 
 
-def test_counts_of_a_few_elements_are_those_counted_by_hand() -> None:
+def test_counts_of_a_few_elements_are_those_counted_by_hand():
     base = np.zeros(5, dtype=np.float32)
     a = np.array([0, 1, 1, 1, -1], dtype=np.float32)
     b = np.array([0, 0, 1, -1, -1], dtype=np.float32)
@@ -70,7 +65,7 @@ def assert_sum(found: float, terms: list[float]) -> None:
 
 
 @pytest.mark.parametrize("exponents", [(0, 0, 0), (-140, -60, -20), (-120, 0, 60), (62, 62, 62), (-24, 23, 24)])
-def test_sums_equal_exact_sums_within_the_stated_error_at_any_magnitude(exponents: tuple[int, int, int]) -> None:
+def test_sums_equal_exact_sums_within_the_stated_error_at_any_magnitude(exponents):
     rng = np.random.default_rng(1)
     base = np.zeros(20_000, np.float32)
     agents = [np.ldexp(rng.normal(size=len(base)), e).astype(np.float32) for e in exponents]
@@ -102,7 +97,7 @@ def counted_result(
 
 
 @pytest.mark.parametrize("exponents", [(0, 0), (-120, -20), (-50, 50), (55, 55)])
-def test_sums_of_regions_are_exact_within_the_stated_error_at_any_magnitude(exponents: tuple[int, int]) -> None:
+def test_sums_of_regions_are_exact_within_the_stated_error_at_any_magnitude(exponents):
     rng = np.random.default_rng(2)
     base = np.zeros(10_000, np.float32)
     deltas = [np.ldexp(rng.normal(size=len(base)), e).astype(np.float32) for e in exponents]
@@ -123,7 +118,7 @@ def test_sums_of_regions_are_exact_within_the_stated_error_at_any_magnitude(expo
             assert_sum(getattr(found, name)[k], terms)
 
 
-def test_block_sums_pad_with_zeros_and_keep_order() -> None:
+def test_block_sums_pad_with_zeros_and_keep_order():
     values = np.arange(BLOCK + 3, dtype=np.float32)
     assert block_sums(values).tolist() == [BLOCK * (BLOCK - 1) / 2, 3 * BLOCK + 3]
     assert block_sums(np.zeros(0, np.float32)).tolist() == []
@@ -135,7 +130,7 @@ def test_block_sums_pad_with_zeros_and_keep_order() -> None:
     assert block_sums(values).tolist() == [2**24 + 4]
 
 
-def test_blocks_are_scaled_by_powers_of_two_where_powers_would_leave_float32() -> None:
+def test_blocks_are_scaled_by_powers_of_two_where_powers_would_leave_float32():
     largest = np.array([0, 1.0, 2.0**24, 2.0**-24, 1.5 * 2.0**-25, 2.0**25, 2.0**-149, 3e38, np.inf], np.float32)
     scales = block_scales(largest.view(np.uint32))
     assert scales.tolist() == [1, 1, 2.0**-24, 1, 2.0**25, 2.0**-25, 2.0**127, 2.0**-126, 2.0**-126]
@@ -149,7 +144,7 @@ def result_of(delta_factor: float) -> ResultTally:
     return folded(zero_result(2), [counted_result(base, [a, b], delta, delta)])
 
 
-def test_signal_kept_is_one_over_k_where_a_unique_update_is_averaged() -> None:
+def test_signal_kept_is_one_over_k_where_a_unique_update_is_averaged():
     assert result_of(0.5).kept_unique == (0.5, 0.5)
     assert result_of(1.0).kept_unique == (1.0, 1.0)
     assert result_of(1.0).kept_shared == (1.0, 1.0)
@@ -157,7 +152,7 @@ def test_signal_kept_is_one_over_k_where_a_unique_update_is_averaged() -> None:
     assert zero_result(2).effective_scale == (None, None), "of an empty region"
 
 
-def test_grouping_by_layer_and_module_loses_nothing() -> None:
+def test_grouping_by_layer_and_module_loses_nothing():
     names = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.q_proj.weight",
              "model.norm.weight"]  # fmt: skip
     base, agents = random_inputs(5, 500)
@@ -169,7 +164,7 @@ def test_grouping_by_layer_and_module_loses_nothing() -> None:
     assert summarize(statistics.total, statistics.agents)["agents"][0]["changed"] == 4 * int(tally.changed[0])
 
 
-def test_the_page_on_statistics_names_every_field_and_the_schema() -> None:
+def test_the_page_on_statistics_names_every_field_and_the_schema():
     page = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text(encoding="utf-8")
     base, agents = random_inputs(6, 100)
     group = summarize(tally_of(base, agents, BLOCK), ["a", "b", "c"])
@@ -183,7 +178,7 @@ def test_the_page_on_statistics_names_every_field_and_the_schema() -> None:
 
 @pytest.mark.parametrize("quantities", [1, 2, 33])
 @pytest.mark.parametrize("blocks", [1, 9, 1000])
-def test_blocks_are_added_one_after_the_other(quantities: int, blocks: int) -> None:
+def test_blocks_are_added_one_after_the_other(quantities, blocks):
     rng = np.random.default_rng(quantities + blocks)
     start = rng.standard_normal(quantities)
     sums = rng.standard_normal((quantities, blocks)) * 10.0 ** rng.integers(-9, 9)

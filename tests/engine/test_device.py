@@ -113,9 +113,7 @@ class Second(Ranks):
     local_rank = 5  # of two devices, the second
 
 
-def test_the_limit_is_what_the_options_say_and_a_driver_that_fails_in_the_end_costs_nothing(
-    plan: Plan, tmp_path: Path, cuda: FakeCuda
-) -> None:
+def test_the_limit_is_what_the_options_say_and_a_driver_that_fails_in_the_end_costs_nothing(plan, tmp_path, cuda):
     cuda.raises["empty_cache"] = AssertionError("driver")
     assert merged(plan, tmp_path / "device", device_memory_bytes=8_000_000_000)[1] == []
     assert cuda.of("set_per_process_memory_fraction")[0] == [0.1, 0]
@@ -125,8 +123,8 @@ def test_the_limit_is_what_the_options_say_and_a_driver_that_fails_in_the_end_co
     ("ranks", "index", "memory"), [(Ranks(), 0, 0), (Second(), 1, 8_000_000_000)], ids=["alone", "second"]
 )
 def test_a_merge_opens_the_device_of_its_local_rank_with_its_limit_and_touches_no_other(
-    plan: Plan, tmp_path: Path, cuda: FakeCuda, ranks: Ranks, index: int, memory: int
-) -> None:
+    plan, tmp_path, cuda, ranks, index, memory
+):
     found, warnings = merged(plan, tmp_path / "device", ranks=ranks, device_memory_bytes=memory)
     assert warnings == []
     assert found.device["device"] == "Fake H"
@@ -140,7 +138,7 @@ def test_a_merge_opens_the_device_of_its_local_rank_with_its_limit_and_touches_n
 
 
 @pytest.mark.parametrize("command", ["merge", "run"])
-def test_the_command_line_sets_the_limit(command: str) -> None:
+def test_the_command_line_sets_the_limit(command):
     more = {"merge": ["--out", "out"], "run": ["--to", "me/x"]}[command]
     for given, wanted in (([], 0), (["--device-memory", "0.5"], 500_000_000)):
         arguments = cli._parser().parse_args([command, "file.yaml", *more, *given])
@@ -156,9 +154,7 @@ def test_the_command_line_sets_the_limit(command: str) -> None:
     ],
     ids=lambda v: v if isinstance(v, str) else type(v).__name__,
 )
-def test_a_device_that_cannot_be_opened_costs_one_warning_whatever_is_raised(
-    plan: Plan, tmp_path: Path, cuda: FakeCuda, function: str, error: Exception
-) -> None:
+def test_a_device_that_cannot_be_opened_costs_one_warning_whatever_is_raised(plan, tmp_path, cuda, function, error):
     cuda.raises[function] = error
     found, [warning] = merged(plan, tmp_path / "device")
     assert "the CPU goes on" in warning
@@ -171,8 +167,8 @@ def test_a_device_that_cannot_be_opened_costs_one_warning_whatever_is_raised(
 
 
 def test_chunks_fit_the_memory_they_are_given_and_too_little_for_one_block_is_a_reason_for_the_cpu(
-    plan: Plan, tmp_path: Path, here: None
-) -> None:
+    plan, tmp_path, here
+):
     for agents in (2, 3, 8, 30):
         _, elements = device_shares(agents, StreamOptions())
         assert elements % BLOCK == 0
@@ -185,13 +181,13 @@ def test_chunks_fit_the_memory_they_are_given_and_too_little_for_one_block_is_a_
     assert "got 1 MB" in found.device["device_failed"]
 
 
-def test_the_page_says_how_large_a_chunk_is() -> None:
+def test_the_page_says_how_large_a_chunk_is():
     page = " ".join((Path(__file__).parents[2] / "docs" / "gpu.md").read_text().split())
     millions = device_shares(3, StreamOptions())[1] / 1e6
     assert f"({millions:.1f} million elements with three agents)" in page
 
 
-def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path, monkeypatch):
     messages: list[str] = []
     opening: Any = partial(open_engine, agents=3, trials=[(device.COUNTING, "BF16")], whole=0, host=definition)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -212,8 +208,8 @@ def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, mo
     ids=str,
 )
 def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(
-    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, method: str, parameters: dict[str, str], name: str
-) -> None:
+    tmp_path, here, monkeypatch, method, parameters, name
+):
     calls: list[int] = []
     on_device = lanes.merge_on_device
     monkeypatch.setattr(lanes, "merge_on_device", lambda *a, **n: (calls.append(1), on_device(*a, **n))[1])
@@ -224,7 +220,7 @@ def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(
     assert len(calls) > 5
 
 
-def test_threads_share_few_lanes_and_get_their_own_results() -> None:
+def test_threads_share_few_lanes_and_get_their_own_results():
     opened = engine_here()
     chunks = [chunk_of("linear", 2, BLOCK + n, start=n * BLOCK) for n in range(12)]
     rule, key = rule_of("linear", chunks[0], "stochastic"), make_key(0, "x")
@@ -235,9 +231,7 @@ def test_threads_share_few_lanes_and_get_their_own_results() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["output", "counts"])
-def test_a_device_that_computes_other_bits_is_not_used(
-    plan: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, wrong: str
-) -> None:
+def test_a_device_that_computes_other_bits_is_not_used(plan, tmp_path, here, monkeypatch, wrong):
     exact = lanes.merge_on_device
 
     def contracted(*arguments: Any, **named: Any) -> Any:
@@ -253,7 +247,7 @@ def test_a_device_that_computes_other_bits_is_not_used(
     assert "other bits" in warning
 
 
-def test_a_mistake_of_ours_is_not_taken_for_a_failing_device() -> None:
+def test_a_mistake_of_ours_is_not_taken_for_a_failing_device():
     opened = engine_here()
     chunk = chunk_of("linear", 2, 10, "F32")
 
@@ -282,9 +276,7 @@ def many_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_a_probe_whose_device_fails_counts_the_rest_on_the_cpu(
-    plan: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_whose_device_fails_counts_the_rest_on_the_cpu(plan, tmp_path, here, monkeypatch):
     with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
         options, watching = StreamOptions(BLOCK, 2, backend="eager"), Watching()
         wanted = probe(plan, reader, options, watching)
@@ -294,9 +286,7 @@ def test_a_probe_whose_device_fails_counts_the_rest_on_the_cpu(
     assert len(watching.messages) == 1
 
 
-def test_thresholds_are_found_by_all_cores_beside_a_device_that_works(
-    tmp_path: Path, here: None, many_cores: list[int]
-) -> None:
+def test_thresholds_are_found_by_all_cores_beside_a_device_that_works(tmp_path, here, many_cores):
     run(family_plan(tmp_path, "ties"), tmp_path / "out", threads=0, device="cuda")
     selecting, merging = many_cores[:-1], many_cores[-1]
     assert set(selecting) == {16}
@@ -307,14 +297,8 @@ def test_thresholds_are_found_by_all_cores_beside_a_device_that_works(
 @pytest.mark.parametrize("method", ["ram", "ram_plus"])
 @pytest.mark.parametrize("good", [1, 4])  # chunks before the device fails; the first is the trial
 def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_all_cores_work_on_what_follows(
-    tmp_path: Path,
-    here: None,
-    monkeypatch: pytest.MonkeyPatch,
-    many_cores: list[int],
-    error: RuntimeError,
-    method: str,
-    good: int,
-) -> None:
+    tmp_path, here, monkeypatch, many_cores, error, method, good
+):
     plan = family_plan(tmp_path, method, max_shard_bytes=12_000)
     calls = []
     for name in ("merge_on_device", "count_on_device"):
@@ -336,9 +320,7 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_all_cores_w
     assert set(of_the_device) == {HOST_THREADS, 16}
 
 
-def test_auto_gives_chunks_to_the_fast_pass_and_asks_torch_for_nothing(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_gives_chunks_to_the_fast_pass_and_asks_torch_for_nothing(plan, tmp_path, monkeypatch):
     def asked(*_: Any) -> Any:
         raise AssertionError("a device was asked for")
 
@@ -362,9 +344,7 @@ def near(found: Path, wanted: Path, plan: Plan) -> bool:
 
 
 @pytest.mark.parametrize(("name", "backend"), [("auto", "auto"), ("cuda", "eager")])
-def test_products_are_a_devices_and_all_else_is_counted_as_ever(
-    whole: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, name: str, backend: str
-) -> None:
+def test_products_are_a_devices_and_all_else_is_counted_as_ever(whole, tmp_path, here, monkeypatch, name, backend):
     wanted = run(whole, tmp_path / "cpu")
     kinds: list[type] = []
     of_method = Wudi.merge_whole
@@ -382,9 +362,7 @@ def test_products_are_a_devices_and_all_else_is_counted_as_ever(
     assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
 
 
-def test_products_go_on_on_the_cpu_when_the_device_fails(
-    whole: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_go_on_on_the_cpu_when_the_device_fails(whole, tmp_path, here, monkeypatch):
     run(whole, tmp_path / "cpu")
     there = device.Engine._there
     calls: list[int] = []
@@ -400,9 +378,7 @@ def test_products_go_on_on_the_cpu_when_the_device_fails(
     assert near(tmp_path / "device", tmp_path / "cpu", whole)
 
 
-def test_a_device_whose_products_are_those_of_tf32_is_not_used(
-    whole: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_whose_products_are_those_of_tf32_is_not_used(whole, tmp_path, here, monkeypatch):
     exact = device.Engine._product
 
     def coarse(self: Any, x: Any, y: Any) -> Any:
@@ -414,9 +390,7 @@ def test_a_device_whose_products_are_those_of_tf32_is_not_used(
     assert "less exact than float32" in warning
 
 
-def test_a_tensor_that_exceeds_the_memory_that_was_named_is_merged_on_the_cpu(
-    whole: Plan, tmp_path: Path, here: None
-) -> None:
+def test_a_tensor_that_exceeds_the_memory_that_was_named_is_merged_on_the_cpu(whole, tmp_path, here):
     found, [warning] = watched(whole, tmp_path / "out", device="auto", device_memory_bytes=10_000)
     assert "the largest tensor does not fit" in warning
     assert "device_failed" in found.device

@@ -50,9 +50,7 @@ EVERY = [(*dtypes, m, rounding) for dtypes in DTYPES for m in registry() for rou
     ],
     indirect=["engine"],
 )
-def test_every_method_gives_the_bits_of_the_definition(
-    engine: Engine, method: str, rounding: str, stored: str, output: str
-) -> None:
+def test_every_method_gives_the_bits_of_the_definition(engine, method, rounding, stored, output):
     for n in (1, BLOCK, 20 * BLOCK + 65) if engine._cuda else (1, 2 * BLOCK + 65):
         chunk = chunk_of(method, 3, n, stored, start=2**40)
         rule = rule_of(method, chunk, rounding)
@@ -61,14 +59,14 @@ def test_every_method_gives_the_bits_of_the_definition(
 
 
 @pytest.mark.parametrize("agents", [2, 9])
-def test_any_number_of_agents_is_counted(engine: Engine, agents: int) -> None:
+def test_any_number_of_agents_is_counted(engine, agents):
     chunk = chunk_of("ram_plus", agents, BLOCK + 1)
     compare(engine, chunk, rule_of("ram_plus", chunk, "stochastic"), "BF16")
 
 
 @pytest.mark.parametrize("method", ["dare_ties", "sar"])  # with most beside the inputs
 @pytest.mark.parametrize("agents", [2, 8, 20])
-def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(agents: int, method: str) -> None:
+def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(agents, method):
     """By torch's own account of what is taken and given back, on the CPU."""
     n = 8 * BLOCK
     chunk = chunk_of(method, agents, n, "F32")
@@ -81,7 +79,7 @@ def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(agents: int, meth
     assert n * device_bytes(agents) // 2 < most <= n * device_bytes(agents)
 
 
-def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:
+def test_nan_and_infinity_are_counted_alike(engine):
     chunk = chunk_of("linear", 2, 5000, "F32")
     rule = rule_of("linear", chunk, "stochastic")
     chunk.raws[0][3], chunk.raws[1][4], chunk.raws[2][4999] = np.nan, np.inf, -np.inf
@@ -96,9 +94,7 @@ def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_float_is_rounded_alike(
-    device: torch.device, dtype: str, rounding: str, values: list[float], seed: int
-) -> None:
+def test_every_float_is_rounded_alike(device, dtype, rounding, values, seed):
     array = np.array(values, dtype=np.float32)
     random = draws(Key(seed, seed), 0, len(array))
     there = [torch.from_numpy(x.copy()).to(device) for x in (array, random.view(np.int64))]
@@ -107,7 +103,7 @@ def test_every_float_is_rounded_alike(
     assert found.cpu().view(torch.uint8).numpy().view(STORAGE[dtype]).tobytes() == wanted.tobytes()
 
 
-def test_the_products_of_a_whole_tensor_are_float32s_whatever_torch_was_told(engine: Engine) -> None:
+def test_the_products_of_a_whole_tensor_are_float32s_whatever_torch_was_told(engine):
     of_torch = torch.backends.cuda.matmul
     kept, of_torch.allow_tf32 = of_torch.allow_tf32, True
     try:
@@ -138,7 +134,7 @@ def _check_products(engine: Engine, shape: tuple[int, int]) -> None:
     assert np.abs(found - wanted).max() < 0.1 * moved.max()
 
 
-def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
+def test_host_buffers_are_kept_from_chunk_to_chunk():
     lane, places = Lane(CPU), set()
     rule = rule_of("linear", chunk_of("linear", 2, 10), "nearest")
     for n in (BLOCK, BLOCK, 100, BLOCK):
@@ -147,7 +143,7 @@ def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
     assert len(places) == 1
 
 
-def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatch):
     events: list[object] = []
 
     @contextmanager

@@ -6,7 +6,6 @@ from __future__ import annotations
 import platform
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -96,7 +95,7 @@ ROUNDINGS = ("nearest", "stochastic")
         for d, dtypes in enumerate(DTYPES)
     ],
 )
-def test_both_passes_agree_bit_for_bit(method: str, stored: str, output: str, agents: int, rounding: str) -> None:
+def test_both_passes_agree_bit_for_bit(method, stored, output, agents, rounding):
     for number, n in enumerate(SIZES):
         chunk = chunk_of(method, agents, n, stored, start=2**40)
         rule = rule_of(method, chunk, rounding, more=0.25 * (number % 2))  # alike in the longest, where updates tie
@@ -108,7 +107,7 @@ def test_both_passes_agree_bit_for_bit(method: str, stored: str, output: str, ag
         assert met.tolist() == definition.count_overlaps(chunk, 1e-5).tolist() == probed.tally.by_overlap.tolist()
 
 
-def test_elements_need_not_lie_side_by_side() -> None:
+def test_elements_need_not_lie_side_by_side():
     chunk = chunk_of("ram", 2, 2 * 5000, "mixed")
     gaps = replace(chunk, raws=tuple(raw[::2] for raw in chunk.raws))
     close = replace(gaps, raws=tuple(np.ascontiguousarray(raw) for raw in gaps.raws))
@@ -120,14 +119,14 @@ def test_elements_need_not_lie_side_by_side() -> None:
 
 
 @pytest.mark.parametrize("method", ["ram", "ties", "sar"])
-def test_as_many_agents_as_a_recipe_takes_are_merged_alike(method: str) -> None:
+def test_as_many_agents_as_a_recipe_takes_are_merged_alike(method):
     chunk = chunk_of(method, MAX_AGENTS, BLOCK + 65)
     assert_alike(chunk, rule_of(method, chunk, "nearest"), "BF16")
 
 
 @pytest.mark.parametrize("exponents", [(-140, -60), (-120, 60), (-24, 24), (100, 110), (-30, 0), (-45, 30, -8, 0, -60)])
 @pytest.mark.parametrize("with_nan", [False, True])
-def test_sums_of_very_small_and_very_large_updates_are_alike(exponents: tuple[int, ...], with_nan: bool) -> None:
+def test_sums_of_very_small_and_very_large_updates_are_alike(exponents, with_nan):
     rng = np.random.default_rng(4)
     n = 3 * BLOCK + 65
     base = rng.normal(size=n).astype(np.float32) * np.float32(1e-30)
@@ -153,7 +152,7 @@ def test_sums_of_very_small_and_very_large_updates_are_alike(exponents: tuple[in
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_values_at_the_edges_of_16_bits_are_rounded_alike(dtype: str, rounding: str) -> None:
+def test_values_at_the_edges_of_16_bits_are_rounded_alike(dtype, rounding):
     """Beyond the largest, below the smallest, halfway between two, zeros of both signs, and every pattern of F16."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     patterns = halves[np.isfinite(halves)].astype(np.float32)
@@ -164,7 +163,7 @@ def test_values_at_the_edges_of_16_bits_are_rounded_alike(dtype: str, rounding: 
     assert_alike(chunk, rule_of("linear", chunk_of("linear", 2, 5000, "F32"), rounding), dtype)
 
 
-def test_small_values_of_float16_are_read_where_a_thread_takes_subnormal_floats_for_zero() -> None:
+def test_small_values_of_float16_are_read_where_a_thread_takes_subnormal_floats_for_zero():
     values = np.arange(1, 1024, dtype=np.uint16).view(np.float16)
     chunk = definition.ChunkInputs((values, values[::-1]), ("F16",) * 2, 0)
     flushed = torch.set_flush_denormal(True)
@@ -207,7 +206,7 @@ def rule(rounding: str, both: bool) -> definition.Rule:
         ("stochastic", True, "BF16", "F16"),
     ],
 )
-def test_bf16_outputs_are_eagers(n: int, rounding: str, both: bool, base: str, agent: str) -> None:
+def test_bf16_outputs_are_eagers(n, rounding, both, base, agent):
     inputs, key = special_chunk(n, base, agent, 12_345), make_key(5, "rounding", "w")
     with np.errstate(all="ignore"):
         slow = definition.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=True)
@@ -243,7 +242,7 @@ def odd_chunk(seed: int, dtypes: tuple[str, ...], count: int) -> definition.Chun
 @pytest.mark.parametrize("dtypes", [("BF16",) * 4, ("F32",) * 3, ("BF16", "F16", "F32"), ("BF16",) * 9, ("BF16",) * 2])
 @pytest.mark.parametrize(("of", "drop"), [("delta", 0.0), ("dropped", 0.0), ("dropped", 0.7), ("private", 0.0)])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # float16 has no 3e38
-def test_the_fast_counts_are_the_plain_ones(dtypes: tuple[str, ...], of: Any, drop: float) -> None:
+def test_the_fast_counts_are_the_plain_ones(dtypes, of, drop):
     n, agents = 10_001, len(dtypes) - 1
     drops = tuple(drop / (k + 1) for k in range(agents))
     stored, threshold = odd_chunk(len(dtypes), dtypes, n), Threshold(of, "tensor", lambda n: 1, drops)
@@ -262,7 +261,7 @@ def test_the_fast_counts_are_the_plain_ones(dtypes: tuple[str, ...], of: Any, dr
 
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(1, 9000), seed=st.integers(0, 2**32))
-def test_no_length_loses_an_element(count: int, seed: int) -> None:
+def test_no_length_loses_an_element(count, seed):
     stored = odd_chunk(seed, ("BF16",) * 3, max(count, 1))
     counted = fast.count_magnitudes(stored, (), Threshold("dropped", "tensor", lambda n: 1, 0.5), 1e-5)
     assert [counted[counted[:, 0] == k, 2].sum() for k in range(2)] == [count, count]
@@ -271,7 +270,7 @@ def test_no_length_loses_an_element(count: int, seed: int) -> None:
 @given(
     p=st.floats(0, 1, exclude_max=True) | st.sampled_from([0.0, 0.1, 0.5, 0.7, 2.0**-24, 3 * 2.0**-25, 1 - 2.0**-30])
 )
-def test_the_bound_of_a_draw_is_the_comparison_of_floats(p: float) -> None:
+def test_the_bound_of_a_draw_is_the_comparison_of_floats(p):
     bound = int(fast._bound(p))
     for k in range(max(bound - 2, 0), min(bound + 3, 2**24)):
         assert (k >= bound) == bool(np.float32(k) * np.float32(2.0**-24) >= np.float32(p))

@@ -31,7 +31,7 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("agents", [3, 8])
-def test_the_largest_chunks_fit_the_limit_and_take_nothing_new_once_warm(engine: Engine, agents: int) -> None:
+def test_the_largest_chunks_fit_the_limit_and_take_nothing_new_once_warm(engine, agents):
     _, n = device_shares(agents, StreamOptions())
     chunk = chunk_of("dare_ties", agents, n)
     rule = rule_of("dare_ties", chunk, "stochastic")
@@ -47,7 +47,7 @@ def test_the_largest_chunks_fit_the_limit_and_take_nothing_new_once_warm(engine:
 
 
 @pytest.mark.parametrize("memory", [DEVICE_BYTES, 1_000_000])  # the second is too little for a block
-def test_a_merge_on_the_gpu_has_the_bytes_of_the_cpu(tmp_path: Path, memory: int) -> None:
+def test_a_merge_on_the_gpu_has_the_bytes_of_the_cpu(tmp_path, memory):
     write_family(tmp_path, sizes={"model.embed_tokens.weight": (3000, 1024), "lm_head.weight": (1000, 999)})
     plan, watching = plan_of(tmp_path, "ram_plus"), Watching()
     wanted = run(plan, tmp_path / "cpu", chunk=1 << 20)
@@ -59,7 +59,7 @@ def test_a_merge_on_the_gpu_has_the_bytes_of_the_cpu(tmp_path: Path, memory: int
     assert found.device.get("device") == (None if memory < DEVICE_BYTES else torch.cuda.get_device_name())
 
 
-def test_auto_leaves_chunks_to_the_cpu_and_takes_products(tmp_path: Path) -> None:
+def test_auto_leaves_chunks_to_the_cpu_and_takes_products(tmp_path):
     write_family(tmp_path, sizes={"model.layers.0.mlp.up_proj.weight": (3000, 1024)})
     for method, name in (("ram", None), ("wudi", torch.cuda.get_device_name())):
         watching = Watching()
@@ -69,7 +69,7 @@ def test_auto_leaves_chunks_to_the_cpu_and_takes_products(tmp_path: Path) -> Non
         assert found.device.get("device") == name
 
 
-def test_a_gpu_that_breaks_for_good_costs_one_warning_and_neither_a_byte_nor_the_process(tmp_path: Path) -> None:
+def test_a_gpu_that_breaks_for_good_costs_one_warning_and_neither_a_byte_nor_the_process(tmp_path):
     script = Path(__file__).with_name("breaking_gpu.py")
     done = subprocess.run([sys.executable, str(script), str(tmp_path / "x")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from line import Line, threads_left
+from line import threads_left
 from stream_helpers import bytes_of, family_plan, run, tallies
 
 from hubmerge.engine import journal as journal_module
@@ -73,7 +73,7 @@ def told(journal: Journal) -> tuple[object, ...]:
     return known, journal.thresholds, journal.shards, journal.uploaded
 
 
-def test_a_journal_that_is_opened_again_says_what_it_was_told(tmp_path: Path, plan: Plan) -> None:
+def test_a_journal_that_is_opened_again_says_what_it_was_told(tmp_path, plan):
     tally = zero_tally(3)
     names = [t.name for t in plan.tensors()]
     journal = opened(tmp_path, plan, uploads=True)
@@ -100,9 +100,7 @@ def test_a_journal_that_is_opened_again_says_what_it_was_told(tmp_path: Path, pl
     assert both()[2:] == ({s.filename: s for s in shards[1:]}, {shards[1].filename})
 
 
-def test_tallies_take_several_short_lines_that_count_once_all_are_there(
-    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tallies_take_several_short_lines_that_count_once_all_are_there(tmp_path, plan, monkeypatch):
     monkeypatch.setattr(journal_module, "_TENSORS_A_LINE", 3)
     journal = opened(tmp_path, plan)
     tallies = {t.name: zero_tally(3) for t in plan.tensors()}
@@ -118,9 +116,7 @@ def test_tallies_take_several_short_lines_that_count_once_all_are_there(
 
 
 @pytest.mark.parametrize("other", ["method", "form"])
-def test_another_merge_is_not_gone_on_with(
-    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch, other: str
-) -> None:
+def test_another_merge_is_not_gone_on_with(tmp_path, plan, monkeypatch, other):
     out = tmp_path / "out"
     if other == "method":
         run(family_plan(tmp_path, "linear"), out)
@@ -134,9 +130,7 @@ def test_another_merge_is_not_gone_on_with(
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-def test_a_shard_whose_file_is_gone_cut_short_or_rotten_is_made_again(
-    tmp_path: Path, plan: Plan, unfinished: Path
-) -> None:
+def test_a_shard_whose_file_is_gone_cut_short_or_rotten_is_made_again(tmp_path, plan, unfinished):
     whole = bytes_of(unfinished, plan)
     gone, short, rotten, *others = (unfinished / s.filename for s in plan.shards)
     gone.unlink()
@@ -168,18 +162,14 @@ def damage(out: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_what_a_damaged_journal_no_longer_says_is_repeated(
-    plan: Plan, unfinished: Path, whole: tuple[Path, MergeResult], how: str
-) -> None:
+def test_what_a_damaged_journal_no_longer_says_is_repeated(plan, unfinished, whole, how):
     damage(unfinished, how)
     assert tallies(run(plan, unfinished)) == tallies(whole[1])
     assert bytes_of(unfinished, plan) == bytes_of(whole[0], plan)
 
 
 @pytest.mark.parametrize("how", [*DAMAGES][:3])
-def test_what_is_written_after_the_damage_counts_for_the_run_that_follows(
-    plan: Plan, unfinished: Path, how: str
-) -> None:
+def test_what_is_written_after_the_damage_counts_for_the_run_that_follows(plan, unfinished, how):
     damage(unfinished, how)
     Journal.open(unfinished, plan).add_thresholds({"a": (0.5,)})
     assert Journal.open(unfinished, plan).thresholds == {"a": (0.5,)}
@@ -188,9 +178,7 @@ def test_what_is_written_after_the_damage_counts_for_the_run_that_follows(
 @pytest.mark.parametrize(
     "first", [b"garbage\n", b'{"event": "plan", "identity": "x", "models": []}\n', b'{"event": "pla']
 )
-def test_a_journal_that_does_not_say_whose_it_is_is_refused_and_nothing_touched(
-    plan: Plan, unfinished: Path, first: bytes
-) -> None:
+def test_a_journal_that_does_not_say_whose_it_is_is_refused_and_nothing_touched(plan, unfinished, first):
     journal = journal_of(unfinished)
     others = journal.read_bytes().splitlines(keepends=True)[1:] if first.endswith(b"\n") else []
     journal.write_bytes(b"".join([first, *others]))
@@ -200,18 +188,14 @@ def test_a_journal_that_does_not_say_whose_it_is_is_refused_and_nothing_touched(
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-def test_a_cache_that_is_a_file_is_named_without_a_word_of_threads(
-    line: Line, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_is_a_file_is_named_without_a_word_of_threads(line, caplog):
     (line.folder / "inputs").write_text("somebody's")
     with caplog.at_level(logging.WARNING), pytest.raises(DiskError, match="Not a directory"):
         line.to_folder()
     assert not caplog.records
 
 
-def test_a_line_that_the_disk_refuses_does_not_hide_those_that_are_written_after_it(
-    plan: Plan, unfinished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_the_disk_refuses_does_not_hide_those_that_are_written_after_it(plan, unfinished, monkeypatch):
     journal = Journal.open(unfinished, plan)
     before = journal_of(unfinished).read_bytes()
     with monkeypatch.context() as context:
@@ -227,15 +211,13 @@ def test_a_line_that_the_disk_refuses_does_not_hide_those_that_are_written_after
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[1]", '{"parents": 1}', "", "\x00"])
-def test_a_damaged_manifest_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
+def test_a_damaged_manifest_is_named_with_what_to_do(tmp_path, text):
     (tmp_path / "hubmerge.json").write_text(text)
     with pytest.raises(RecipeError, match=r"damaged.*new folder"):
         load_report(tmp_path)
 
 
-def test_a_shard_that_was_uploaded_and_deleted_is_made_again_where_a_folder_is_wanted(
-    tmp_path: Path, plan: Plan, unfinished: Path
-) -> None:
+def test_a_shard_that_was_uploaded_and_deleted_is_made_again_where_a_folder_is_wanted(tmp_path, plan, unfinished):
     whole, shard = bytes_of(unfinished, plan), plan.shards[0].filename
     opened(tmp_path, plan, uploads=True).add_uploaded(shard)
     (unfinished / shard).unlink()
@@ -245,9 +227,7 @@ def test_a_shard_that_was_uploaded_and_deleted_is_made_again_where_a_folder_is_w
     assert bytes_of(unfinished, plan) == whole
 
 
-def test_reading_finished_shards_again_is_broken_off_within_a_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_finished_shards_again_is_broken_off_within_a_block(tmp_path, monkeypatch):
     shard = FinishedShard("large", 4 * 10**9, "0" * 64, None, {})
     with open(tmp_path / "large", "wb") as file:
         file.truncate(shard.size)  # it holds nothing
@@ -265,7 +245,7 @@ def test_reading_finished_shards_again_is_broken_off_within_a_block(
 
 
 @pytest.mark.parametrize("event", ["probe", "thresholds", "shard"])
-def test_nothing_is_recorded_that_was_made_of_a_folder_that_has_changed(tmp_path: Path, event: str) -> None:
+def test_nothing_is_recorded_that_was_made_of_a_folder_that_has_changed(tmp_path, event):
     plan = family_plan(tmp_path, "ram_plus")
     journal = opened(tmp_path, plan)
     shard = finished(tmp_path, plan, 0)
@@ -283,7 +263,7 @@ def test_nothing_is_recorded_that_was_made_of_a_folder_that_has_changed(tmp_path
     assert told(journal) == (None, None, {}, set())
 
 
-def test_one_line_is_written_at_a_time(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line_is_written_at_a_time(tmp_path, plan, monkeypatch):
     """A shard is finished in one thread while another one's upload is noted."""
     journal = opened(tmp_path, plan)
     locked: list[bool] = []
@@ -293,9 +273,7 @@ def test_one_line_is_written_at_a_time(tmp_path: Path, plan: Plan, monkeypatch: 
     assert locked == [True, True]
 
 
-def test_the_hash_is_of_all_bytes_however_late_hashing_is(
-    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hash_is_of_all_bytes_however_late_hashing_is(tmp_path, plan, monkeypatch):
     class Late:
         def __init__(self) -> None:
             self._digest = hashlib.new("sha256")
@@ -316,9 +294,7 @@ def test_the_hash_is_of_all_bytes_however_late_hashing_is(
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_writer_that_is_left_early_leaves_no_file_no_descriptor_and_no_thread(
-    tmp_path: Path, plan: Plan, keep: bool
-) -> None:
+def test_a_writer_that_is_left_early_leaves_no_file_no_descriptor_and_no_thread(tmp_path, plan, keep):
     (tmp_path / "out").mkdir()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(KeyboardInterrupt):

@@ -15,18 +15,7 @@ import pytest
 from builders import read_model, recipe_dict, write_shard
 from huggingface_hub import HfApi
 from line import upload
-from memory_helpers import (
-    AGENTS,
-    IMPORTED,
-    LONG,
-    PROMISED,
-    SHORT,
-    Family,
-    inspected,
-    merge,
-    planned,
-    predicted,
-)
+from memory_helpers import AGENTS, IMPORTED, LONG, PROMISED, SHORT, Family, inspected, merge, planned, predicted
 from processes import as_ada, printed_by
 from source_helpers import FP8_CONFIG, lora, pair, to_fp8, write_adapter
 
@@ -64,14 +53,14 @@ def fast_pass_is_built(tmp_path_factory: pytest.TempPathFactory) -> None:
     merge(Family.written(folder, SHORT).recipe("ram", 3), folder)
 
 
-def test_the_constant_is_what_imports_take() -> None:
+def test_the_constant_is_what_imports_take():
     modules = "hubmerge.cli.merge, hubmerge.engine.fast, hubmerge.line, hubmerge.engine.prediction"
     assert measure([sys.executable, "-c", f"import {modules}"]).peak_rss_bytes >= IMPORTED
 
 
 @pytest.mark.parametrize("method", OF_EACH_KIND)
 @pytest.mark.parametrize("backend", ["auto", "eager"])
-def test_the_plan_of_any_model_says_no_more_than_was_promised(method: str, backend: str) -> None:
+def test_the_plan_of_any_model_says_no_more_than_was_promised(method, backend):
     for dtype in ("bfloat16", "float32"):
         # of the largest model the tallies of a thousand tensors
         plan = planned(method, AGENTS, HUGE if method == "ram_quantile" else LARGE, dtype=dtype)
@@ -91,9 +80,7 @@ def test_the_plan_of_any_model_says_no_more_than_was_promised(method: str, backe
     ],
     ids=str,
 )
-def test_no_merge_takes_more_nor_much_less_than_was_predicted(
-    method: str, agents: int, threads: int, more: dict[str, Any], long_family: Family, tmp_path: Path
-) -> None:
+def test_no_merge_takes_more_nor_much_less_than_was_predicted(method, agents, threads, more, long_family, tmp_path):
     recipe = long_family.recipe(method, agents, **more)
     runs = 1 if threads == 2 else 3  # on fewer cores it is chance how many of sixteen threads hold a chunk at once
     peak = max(merge(recipe, tmp_path, "--threads", str(threads)) for _ in range(runs))
@@ -133,7 +120,7 @@ def fp8_model(folder: Path, source: Path, rows: int) -> str:
 
 
 @pytest.mark.parametrize("kind", ["adapters", "fp8"])
-def test_inputs_that_are_computed(kind: str, tmp_path: Path) -> None:
+def test_inputs_that_are_computed(kind, tmp_path):
     write_family(WIDE, tmp_path, (0.1,))
     base, plain = tmp_path / "base", tmp_path / "agent0"
     if kind == "fp8":
@@ -144,7 +131,7 @@ def test_inputs_that_are_computed(kind: str, tmp_path: Path) -> None:
     assert_near(predicted(recipe, 2), merge(recipe, tmp_path, "--threads", "2"))
 
 
-def test_blocks_take_no_more_however_many_threads_wait_for_them(on_hub: list[str], local_hub: LocalHubProcess) -> None:
+def test_blocks_take_no_more_however_many_threads_wait_for_them(on_hub, local_hub):
     recipe = recipe_from_dict(recipe_dict(on_hub[0], on_hub[1:3]))
     plan = prepare(recipe, Hub(local_hub.endpoint, local_hub.tokens["ada"])).plan
 
@@ -156,9 +143,7 @@ def test_blocks_take_no_more_however_many_threads_wait_for_them(on_hub: list[str
     assert ranges(1) == ranges(64) > 0
 
 
-def test_shards_that_are_read_by_ranges_or_fetched(
-    on_hub: list[str], local_hub: LocalHubProcess, tmp_path: Path
-) -> None:
+def test_shards_that_are_read_by_ranges_or_fetched(on_hub, local_hub, tmp_path):
     recipe = recipe_from_dict(recipe_dict(on_hub[0], on_hub[1:], "ties"))
     plan = prepare(recipe, Hub(local_hub.endpoint, local_hub.tokens["ada"])).plan
     options, environment = StreamOptions(threads=2), as_ada(local_hub, tmp_path)
@@ -184,16 +169,14 @@ def models(shape: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("shape", "entries"), [(MANY_SHORT, GRID), (FEW_LONG, MIXED)], ids=["short", "long"])
-def test_the_peak_memory_of_a_sweep_is_within_a_quarter_of_what_inspect_said(
-    shape: str, entries: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_the_peak_memory_of_a_sweep_is_within_a_quarter_of_what_inspect_said(shape, entries, tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text(json.dumps({**models(shape), "sweep": entries}))
     command = [sys.executable, "-m", "hubmerge", "sweep", str(path), "--device", "cpu", "--out", str(tmp_path / "out")]
     assert_near(inspected(path)["predicted_memory_bytes"], measure(command).peak_rss_bytes)
 
 
-def test_inspecting_a_sweep_adds_up_what_its_variants_take(tmp_path: Path) -> None:
+def test_inspecting_a_sweep_adds_up_what_its_variants_take(tmp_path):
     sweep, recipe = tmp_path / "sweep.yaml", tmp_path / "recipe.yaml"
     entries = [*MIXED, {"method": "ram_plus", "parameters": {"preset": "reference"}}]
     sweep.write_text(json.dumps({**models(MANY_SHORT), "sweep": entries}))
@@ -219,10 +202,10 @@ subprocess.run([sys.executable, "-c", {PEAK!r}], check=True)
 """
 
 
-def test_the_memory_of_whoever_starts_a_merge_is_not_counted() -> None:
+def test_the_memory_of_whoever_starts_a_merge_is_not_counted():
     alone, below = (int(printed_by(code)) for code in (PEAK, STARTING))
     assert below < 1.2 * alone < MUCH
 
 
-def test_what_was_given_back_counts() -> None:
+def test_what_was_given_back_counts():
     assert int(printed_by(f"len(b'x' * {MUCH}); {PEAK}")) >= MUCH

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -39,8 +38,8 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_its_report_is_that_of_a_written_merge_and_no_shard_is_written_even_for_a_moment(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    recipe, tmp_path, capsys, monkeypatch
+):
     assert main(["merge", str(recipe), "--out", str(tmp_path / "out"), "--license", "apache-2.0"]) == 0
     written = json.loads((tmp_path / "out" / "hubmerge.json").read_text())
     assert (tmp_path / "out" / "model.safetensors").stat().st_size == written["files"][0]["size"]
@@ -60,7 +59,7 @@ def test_its_report_is_that_of_a_written_merge_and_no_shard_is_written_even_for_
     assert threads_left() == []
 
 
-def test_the_output_needs_no_disk(recipe: Path, tmp_path: Path) -> None:
+def test_the_output_needs_no_disk(recipe, tmp_path):
     prepared = prepare(load_recipe(recipe), NOWHERE, Request(license="apache-2.0", allow_local=True))
     options = StreamOptions(threads=1, cache=tmp_path / "c", disk_budget=1000)
     with pytest.raises(DiskError):
@@ -71,9 +70,7 @@ def test_the_output_needs_no_disk(recipe: Path, tmp_path: Path) -> None:
     assert list(folder.glob("*.safetensors")) == []
 
 
-def test_what_would_keep_something_and_several_processes_are_refused(
-    recipe: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_keep_something_and_several_processes_are_refused(recipe, refused, monkeypatch):
     monkeypatch.chdir(recipe.parent)
     before = sorted(recipe.parent.rglob("*"))
     assert "--resume" in refused("merge", recipe, "--resume", "--null-sink")

@@ -29,7 +29,7 @@ def planned(folder: Path, method: str) -> Plan:
 
 
 @pytest.mark.parametrize("method", [name for name, m in registry().items() if "sensitivity" not in m.extras])
-def test_bytes_and_statistics_do_not_depend_on_how_many_shards_are_written_at_once(tmp_path: Path, method: str) -> None:
+def test_bytes_and_statistics_do_not_depend_on_how_many_shards_are_written_at_once(tmp_path, method):
     plan = planned(tmp_path, method)
     one = run(plan, tmp_path / "one", parallel_shards=1)
     several = run(plan, tmp_path / "several", parallel_shards=2, threads=4)
@@ -40,9 +40,7 @@ def test_bytes_and_statistics_do_not_depend_on_how_many_shards_are_written_at_on
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_the_observer_sees_one_merge_in_its_own_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: int
-) -> None:
+def test_the_observer_sees_one_merge_in_its_own_thread(tmp_path, monkeypatch, parallel):
     monkeypatch.setattr(parallel_shards, "_SUMMARY_S", 0.0)
     plan, seen = planned(tmp_path, "ram"), Watching()
     merged = run(plan, tmp_path / "out", observer=seen, parallel_shards=parallel)
@@ -59,7 +57,7 @@ def test_the_observer_sees_one_merge_in_its_own_thread(
 
 
 @pytest.mark.parametrize("stop_at", [0, 2])
-def test_cancelling_breaks_all_shards_off_and_the_next_run_goes_on(tmp_path: Path, stop_at: int) -> None:
+def test_cancelling_breaks_all_shards_off_and_the_next_run_goes_on(tmp_path, stop_at):
     plan = planned(tmp_path, "ram_plus")
     run(plan, tmp_path / "whole", parallel_shards=1)
     with pytest.raises(KeyboardInterrupt):
@@ -69,7 +67,7 @@ def test_cancelling_breaks_all_shards_off_and_the_next_run_goes_on(tmp_path: Pat
     assert bytes_of(tmp_path / "out", plan) == bytes_of(tmp_path / "whole", plan)
 
 
-def test_the_error_of_one_shard_is_what_is_raised(tmp_path: Path) -> None:
+def test_the_error_of_one_shard_is_what_is_raised(tmp_path):
     _, agents = write_family(tmp_path)
     spoil(tmp_path, agents)
     plan = plan_of(tmp_path, "ram", max_shard_bytes=SHARD)
@@ -79,7 +77,7 @@ def test_the_error_of_one_shard_is_what_is_raised(tmp_path: Path) -> None:
     assert threads_left() == []
 
 
-def test_an_error_counts_before_those_who_noticed_it() -> None:
+def test_an_error_counts_before_those_who_noticed_it():
     noticed = threading.Event()
 
     def write(job: str, relay: Any) -> None:
@@ -96,7 +94,7 @@ def test_an_error_counts_before_those_who_noticed_it() -> None:
         list(shards)
 
 
-def test_an_error_breaks_the_others_off() -> None:
+def test_an_error_breaks_the_others_off():
     abandoned, broken_off = threading.Event(), []
 
     def write(job: str, relay: Any) -> None:
@@ -112,7 +110,7 @@ def test_an_error_breaks_the_others_off() -> None:
     assert broken_off == ["other"]
 
 
-def test_a_warning_reaches_the_observer_in_its_own_thread() -> None:
+def test_a_warning_reaches_the_observer_in_its_own_thread():
     def write(job: str, relay: Any) -> None:
         relay.warning(job)
 
@@ -122,7 +120,7 @@ def test_a_warning_reaches_the_observer_in_its_own_thread() -> None:
     assert heard.threads == {threading.current_thread().name}
 
 
-def test_a_second_shard_needs_the_cores_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_shard_needs_the_cores_for_it(tmp_path, monkeypatch):
     plans = [planned(tmp_path, "ram")]
 
     def at_once(cores: int, **options: Any) -> int:

@@ -31,7 +31,7 @@ NAME = "synthetic:qwen2.5-0.5b"
 planned = partial(memory_helpers.planned, agents=3, base=NAME)
 
 
-def test_building_the_fast_pass_is_part_of_what_is_predicted() -> None:
+def test_building_the_fast_pass_is_part_of_what_is_predicted():
     plan, new = planned("ram"), Machine(2, to_build=True)
     first, second = predict(plan, new), predict(plan, Machine(2))
     assert first.memory_bytes == second.memory_bytes  # another process builds it
@@ -40,7 +40,7 @@ def test_building_the_fast_pass_is_part_of_what_is_predicted() -> None:
     assert predict(plan, new, eager) == predict(plan, Machine(2), eager)
 
 
-def test_memory_does_not_grow_with_the_model_but_with_agents_threads_and_whole_tensors() -> None:
+def test_memory_does_not_grow_with_the_model_but_with_agents_threads_and_whole_tensors():
     machine = Machine(2)
 
     def memory(plan: Plan, **options: int) -> int:
@@ -55,7 +55,7 @@ def test_memory_does_not_grow_with_the_model_but_with_agents_threads_and_whole_t
     assert memory(planned("ram", agents=8), threads=2) <= 512_000_000
 
 
-def test_an_agent_whose_sensitivity_is_computed_is_in_memory_and_one_with_a_file_is_not() -> None:
+def test_an_agent_whose_sensitivity_is_computed_is_in_memory_and_one_with_a_file_is_not():
     named = planned("sar")
     agents = tuple(a.model_copy(update={"sensitivity": None}) for a in named.recipe.agents)
     computed = replace(named, recipe=named.recipe.model_copy(update={"agents": agents}))
@@ -63,7 +63,7 @@ def test_an_agent_whose_sensitivity_is_computed_is_in_memory_and_one_with_a_file
     assert more >= 2 * 4 * computed.elements + prediction._NETWORK
 
 
-def test_a_merge_on_a_device_also_takes_torch_and_what_the_driver_keeps_on_the_host() -> None:
+def test_a_merge_on_a_device_also_takes_torch_and_what_the_driver_keeps_on_the_host():
     plan, machine = planned("ram"), Machine(16, device=True)
     without = predict(plan, replace(machine, device=False)).memory_bytes
     assert predict(plan, machine).memory_bytes == without, "which takes no chunks unless it is named"
@@ -71,7 +71,7 @@ def test_a_merge_on_a_device_also_takes_torch_and_what_the_driver_keeps_on_the_h
     assert predict(plan, machine, named).memory_bytes == without + prediction._DEVICE
 
 
-def test_time_is_the_elements_that_are_read_over_cores_and_speed() -> None:
+def test_time_is_the_elements_that_are_read_over_cores_and_speed():
     def seconds(method: str, machine: Machine, shape: str = "synthetic:llama-70b") -> float:
         return predict(planned(method, base=shape), machine).seconds
 
@@ -82,7 +82,7 @@ def test_time_is_the_elements_that_are_read_over_cores_and_speed() -> None:
     assert seconds("ram", Machine(1), "synthetic:llama-405b") > 5 * one
 
 
-def test_products_of_matrices_take_time_by_their_operations_and_little_of_it_on_a_device() -> None:
+def test_products_of_matrices_take_time_by_their_operations_and_little_of_it_on_a_device():
     two, four = (predict(planned("wudi"), Machine(cores)).seconds for cores in (2, 4))
     assert two == pytest.approx(2 * four, rel=0.1)
     assert two > 100 * predict(planned("linear"), Machine(2)).seconds
@@ -99,7 +99,7 @@ def taken(shares: Shares) -> int:
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("method", ["ram", "dare_ties"])
-def test_no_number_of_threads_or_agents_takes_more_than_there_is(method: str, fast: bool) -> None:
+def test_no_number_of_threads_or_agents_takes_more_than_there_is(method, fast):
     for agents in (2, 8, 32):
         plan = planned(method, agents=agents)
         for threads in (1, 2, 7, 64, 1000):
@@ -111,7 +111,7 @@ def test_no_number_of_threads_or_agents_takes_more_than_there_is(method: str, fa
                 assert shares.chunk >= (SMALLEST_CHUNK if fast else SMALLEST_EAGER_CHUNK) or shares.threads == 1
 
 
-def test_a_few_threads_lack_nothing_and_chunks_go_before_threads() -> None:
+def test_a_few_threads_lack_nothing_and_chunks_go_before_threads():
     plan, ranking = planned("ram"), planned("ram_quantile")
     few, many, over = (shared_out([plan], threads, STREAM_BYTES) for threads in (4, 20, 1000))
     assert (few.threads, few.chunk) == (4, LARGEST_CHUNK)
@@ -121,7 +121,7 @@ def test_a_few_threads_lack_nothing_and_chunks_go_before_threads() -> None:
     assert shared_out([ranking], 4, STREAM_BYTES).thread_bytes == few.thread_bytes + ROW
 
 
-def test_recipes_that_are_merged_together_share_one_part() -> None:
+def test_recipes_that_are_merged_together_share_one_part():
     ram, ties = planned("ram"), planned("ties")
     alone, both = (shared_out(plans, 16, STREAM_BYTES) for plans in ([ram], [ram, ties]))
     assert both.element_bytes > alone.element_bytes
@@ -129,7 +129,7 @@ def test_recipes_that_are_merged_together_share_one_part() -> None:
     assert taken(both) <= STREAM_BYTES
 
 
-def test_a_chunk_that_was_asked_for_is_taken_and_costs_threads() -> None:
+def test_a_chunk_that_was_asked_for_is_taken_and_costs_threads():
     plan = planned("ram", agents=8)
     shares = shared_out([plan], 16, STREAM_BYTES, chunk_elements=1024 * BLOCK - 5)
     assert shares.chunk == 1024 * BLOCK > LARGEST_CHUNK
@@ -137,9 +137,7 @@ def test_a_chunk_that_was_asked_for_is_taken_and_costs_threads() -> None:
     assert shared_out([plan], 16, STREAM_BYTES, chunk_elements=BLOCK).threads == 16
 
 
-def test_a_small_machine_or_container_gets_a_small_stream_and_few_cores_few_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_small_machine_or_container_gets_a_small_stream_and_few_cores_few_threads(monkeypatch):
     assert stream_bytes(None) == stream_bytes(64 * 10**9) == STREAM_BYTES
     assert stream_bytes(10**6) == LEAST_STREAM_BYTES
     assert LEAST_STREAM_BYTES < stream_bytes(512_000_000) < STREAM_BYTES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +20,7 @@ from hubmerge.line import Prepared, Request, prepare, probe
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.statistics.statistics import zero_tally
 from hubmerge.statistics.summary import summarize
-from localhub.fault_rules import Delay, FaultSwitch
-from localhub.process import LocalHubProcess
+from localhub.fault_rules import Delay
 
 SLOW_S = 0.5  # for every answer
 
@@ -34,7 +32,7 @@ DEEP = {
 DEEP["model.embed_tokens.weight"] = (400, 128)
 
 
-def test_a_preview_counts_what_a_probe_counts_in_the_same_tensors(tmp_path: Path) -> None:
+def test_a_preview_counts_what_a_probe_counts_in_the_same_tensors(tmp_path):
     write_family(tmp_path, sizes=DEEP)
     plan = plan_of(tmp_path, "ram_plus")
     found = preview(plan, NOWHERE)
@@ -45,7 +43,7 @@ def test_a_preview_counts_what_a_probe_counts_in_the_same_tensors(tmp_path: Path
     assert found.bytes_read == 2 * 4 * found.statistics["elements"]
 
 
-def test_of_a_few_layers_over_the_depth_attention_and_mlp_are_looked_into(tmp_path: Path) -> None:
+def test_of_a_few_layers_over_the_depth_attention_and_mlp_are_looked_into(tmp_path):
     write_family(tmp_path, sizes=DEEP)
     found = preview(plan_of(tmp_path, "linear"), NOWHERE)
     assert found.layers == (1, 4, 7, 10)
@@ -53,14 +51,14 @@ def test_of_a_few_layers_over_the_depth_attention_and_mlp_are_looked_into(tmp_pa
     assert all(name.split(".", 3)[3] in ("self_attn.k_proj.weight", "mlp.up_proj.weight") for name in found.tensors)
 
 
-def test_a_model_without_named_layers_is_looked_into_as_well(tmp_path: Path) -> None:
+def test_a_model_without_named_layers_is_looked_into_as_well(tmp_path):
     write_family(tmp_path, sizes={"model.embed_tokens.weight": (64, 64), "lm_head.weight": (64, 64)})
     plan = plan_of(tmp_path, "linear")
     assert preview(plan, NOWHERE).layers == ()
     assert {t.name for t in sampled(plan)} == {"model.embed_tokens.weight", "lm_head.weight"}
 
 
-def test_a_preview_of_large_models_reads_no_more_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preview_of_large_models_reads_no_more_than_it_may(tmp_path, monkeypatch):
     write_family(tmp_path, sizes=DEEP)
     plan = plan_of(tmp_path, "linear")
     monkeypatch.setattr(previewing, "PREVIEW_BYTES", 8 * 4 * 2 * 8192)
@@ -72,9 +70,7 @@ def test_a_preview_of_large_models_reads_no_more_than_it_may(tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_a_look_over_a_slow_hub_reads_eight_megabytes_at_once(
-    tmp_path: Path, faulty_hub: LocalHubProcess, switch: FaultSwitch, name: str
-) -> None:
+def test_a_look_over_a_slow_hub_reads_eight_megabytes_at_once(tmp_path, faulty_hub, switch, name):
     parts = [f"{depth}.{part}" for depth in range(4) for part in ("self_attn.q_proj", "mlp.up_proj")]
     shapes = {f"model.layers.{part}.weight": (512, 1024) for part in parts}
     base = write_model(tmp_path / "base", tensors := random_base(0, sizes=shapes))
@@ -93,7 +89,7 @@ def test_a_look_over_a_slow_hub_reads_eight_megabytes_at_once(
     assert seconds < requests * SLOW_S / 2  # one after the other would take twice as long at least
 
 
-def test_a_nan_is_told_with_its_tensor_and_its_model(tmp_path: Path) -> None:
+def test_a_nan_is_told_with_its_tensor_and_its_model(tmp_path):
     name = "model.layers.0.mlp.up_proj.weight"
     _, agents = write_family(tmp_path, sizes={name: (64, 64)})
     spoil(tmp_path, agents, name=name)
@@ -111,9 +107,7 @@ def test_a_nan_is_told_with_its_tensor_and_its_model(tmp_path: Path) -> None:
         ((0.0, 0.0, 0.0), 2, "", "equal to the base"),
     ],
 )
-def test_one_method_is_recommended_with_its_reason(
-    shares: tuple[float, ...], agents: int, method: str, said: str
-) -> None:
+def test_one_method_is_recommended_with_its_reason(shares, agents, method, said):
     names: dict[str, Any] = dict(zip(("private", "overlap", "conflict"), shares, strict=True))
     recommended, reason = recommendation({**names, "unchanged": 1 - sum(shares)}, agents)
     assert recommended == method

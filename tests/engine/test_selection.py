@@ -34,7 +34,7 @@ def selected(threshold: Threshold, base: np.ndarray, agents: list[np.ndarray], s
     share=st.floats(0.001, 1.0),
     size=st.sampled_from([1, 7, 64, 1000]),
 )
-def test_the_selected_magnitude_is_the_one_that_sorting_finds(values: list[float], share: float, size: int) -> None:
+def test_the_selected_magnitude_is_the_one_that_sorting_finds(values, share, size):
     agents = [np.array(values, dtype=F), np.array(values[::-1], dtype=F) * F(1e-3)]
     threshold = Threshold("delta", "tensor", lambda n: max(1, int(share * n)))
     rank = threshold.rank_of(0, len(values))
@@ -42,7 +42,7 @@ def test_the_selected_magnitude_is_the_one_that_sorting_finds(values: list[float
     assert got == tuple(float(np.sort(np.abs(agent))[::-1][rank - 1]) for agent in agents)
 
 
-def test_private_magnitudes_of_all_agents_are_ranked_together() -> None:
+def test_private_magnitudes_of_all_agents_are_ranked_together():
     base = np.zeros(6, dtype=F)
     a = np.array([1.0, 0.0, 5.0, 3.0, 0.0, 0.0], dtype=F)
     b = np.array([0.0, 2.0, 5.0, 0.0, 4.0, 0.0], dtype=F)

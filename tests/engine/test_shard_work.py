@@ -46,9 +46,7 @@ def scoped_plan(folder: Path, **fields: Any) -> Plan:
     return plan_of(folder, "ram_plus", parameters=SCOPED, **{"max_shard_bytes": 12_000, **fields})
 
 
-def test_the_statistics_are_those_of_a_probe_and_nothing_is_probed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_statistics_are_those_of_a_probe_and_nothing_is_probed(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel_shards, "_SUMMARY_S", 0.0)
     write_family(tmp_path)
     plan, watching = scoped_plan(tmp_path), Watching()
@@ -73,8 +71,8 @@ def test_the_statistics_are_those_of_a_probe_and_nothing_is_probed(
     ids=str,
 )
 def test_nothing_depends_on_what_is_counted_together_nor_on_chunks_threads_or_shards_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, parameters: dict[str, Any]
-) -> None:
+    tmp_path, monkeypatch, method, parameters
+):
     plan = family_plan(tmp_path, method, parameters=parameters, max_shard_bytes=12_000)
     first = run(plan, tmp_path / "first")
     cases = [(0, 1, 1, 1), (40_000, 8192, 3, 1), (10**9, 4096, 4, 2)]
@@ -86,7 +84,7 @@ def test_nothing_depends_on_what_is_counted_together_nor_on_chunks_threads_or_sh
         assert tallies(result) == tallies(first)
 
 
-def test_the_report_says_the_scale_that_the_tensors_have_on_average(tmp_path: Path) -> None:
+def test_the_report_says_the_scale_that_the_tensors_have_on_average(tmp_path):
     """In float32 nothing is lost to rounding, so that what was intended is what is measured."""
     write_family(tmp_path, dtype="F32")
     scales = []
@@ -98,7 +96,7 @@ def test_the_report_says_the_scale_that_the_tensors_have_on_average(tmp_path: Pa
     assert scales[0] != pytest.approx(scales[1], rel=1e-3)
 
 
-def test_in_one_pass_with_other_recipes_it_gives_what_it_gives_alone(tmp_path: Path) -> None:
+def test_in_one_pass_with_other_recipes_it_gives_what_it_gives_alone(tmp_path):
     """One whose statistics are those that are counted before, and one that is counted in the same pass."""
     write_family(tmp_path)
     others: list[tuple[str, dict[str, Any]]] = [("ram", {}), ("ties", {"trim_scope": "tensor"})]
@@ -107,7 +105,7 @@ def test_in_one_pass_with_other_recipes_it_gives_what_it_gives_alone(tmp_path: P
     assert_each_is_as_alone(plans, run_variants(plans, tmp_path / "swept"), tmp_path / "swept")
 
 
-def test_what_a_sweep_had_probed_counts_when_only_a_recipe_is_left_that_needs_no_probe(tmp_path: Path) -> None:
+def test_what_a_sweep_had_probed_counts_when_only_a_recipe_is_left_that_needs_no_probe(tmp_path):
     """The others may have been finished before the kill; its shards were written without counting the inputs."""
     write_family(tmp_path)
     plans = [plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000), scoped_plan(tmp_path)]
@@ -172,9 +170,7 @@ SHORT, LONG = 2.0**-12, 1e-3  # whose multiples one counting pass tells apart, o
     ],
     ids=str,
 )
-def test_inputs_are_read_as_often_as_they_must_be_and_the_store_knows(
-    tmp_path: Path, method: str, parameters: dict[str, Any], step: float, readings: int
-) -> None:
+def test_inputs_are_read_as_often_as_they_must_be_and_the_store_knows(tmp_path, method, parameters, step, readings):
     plan = ranking_plan(tmp_path, step, method, **parameters)
     store, out, watching = Noting(tmp_path / "cache"), tmp_path / "out", Watching()
     with TensorReader(plan.models, store) as reader:
@@ -187,7 +183,7 @@ def test_inputs_are_read_as_often_as_they_must_be_and_the_store_knows(
     assert plan.passes >= readings
 
 
-def test_a_group_takes_so_many_bytes_of_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_takes_so_many_bytes_of_the_same_files(tmp_path, monkeypatch):
     write_family(tmp_path, sizes={f"model.layers.{n}.weight": (4, 4096) for n in range(6)}, shards=2)
     plan = plan_of(tmp_path, "ties", parameters={"trim_scope": "tensor"})
     task = ShardTask((Output(plan, tmp_path, (), {}),), 0, None)

@@ -67,9 +67,7 @@ OF_16_BITS = [(method, {}, dtype) for method in OF_ELEMENTS for dtype in ("BF16"
     [*((*variant, "F32") for variant in VARIANTS), *OF_16_BITS],
     ids=str,
 )
-def test_merged_bytes_are_the_naive_reference_s_rounded_once(
-    tmp_path: Path, method: str, parameters: dict, dtype: str
-) -> None:
+def test_merged_bytes_are_the_naive_reference_s_rounded_once(tmp_path, method, parameters, dtype):
     base, agents = write_family(tmp_path, dtype=dtype)
     weights = [1.0, 0.5, 2.0]
     expected = merge_reference.merge(
@@ -85,7 +83,7 @@ def test_merged_bytes_are_the_naive_reference_s_rounded_once(
         assert got[name].tobytes() == value.astype(DTYPES[dtype]).tobytes(), name
 
 
-def test_mixed_input_dtypes_meet_in_float32_and_leave_in_the_requested_one(tmp_path: Path) -> None:
+def test_mixed_input_dtypes_meet_in_float32_and_leave_in_the_requested_one(tmp_path):
     base, agents = write_family(tmp_path, dtype="F32")
     agents = [{n: tensor(f32(t), kind) for n, t in agent.items()} for agent, kind in zip(agents, DTYPES, strict=True)]
     write_models(tmp_path, base, agents)
@@ -96,7 +94,7 @@ def test_mixed_input_dtypes_meet_in_float32_and_leave_in_the_requested_one(tmp_p
         assert value.tobytes() == expected[name].astype(ml_dtypes.bfloat16).tobytes(), name
 
 
-def test_every_method_and_parameter_is_held_against_a_reference() -> None:
+def test_every_method_and_parameter_is_held_against_a_reference():
     assert registry().keys() <= {*merge_reference.known()}
     for method in OF_ELEMENTS:
         tried = {name for of, parameters in VARIANTS if of == method for name in parameters}
@@ -105,7 +103,7 @@ def test_every_method_and_parameter_is_held_against_a_reference() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_bytes_and_statistics_do_not_depend_on_chunk_size_threads_or_input_shards(tmp_path: Path, method: str) -> None:
+def test_bytes_and_statistics_do_not_depend_on_chunk_size_threads_or_input_shards(tmp_path, method):
     write_family(tmp_path)
     write_family(tmp_path / "sharded", shards=3)
     outcomes = []
@@ -130,7 +128,7 @@ def test_bytes_and_statistics_do_not_depend_on_chunk_size_threads_or_input_shard
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_agents_equal_to_the_base_give_the_base_bit_for_bit(tmp_path: Path, method: str) -> None:
+def test_agents_equal_to_the_base_give_the_base_bit_for_bit(tmp_path, method):
     base, _ = write_family(tmp_path)
     name = "model.layers.0.mlp.up_proj.weight"
     values = f32(base[name]).copy()
@@ -146,7 +144,7 @@ def test_agents_equal_to_the_base_give_the_base_bit_for_bit(tmp_path: Path, meth
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if registry()[m].permutation_invariant])
-def test_the_order_of_two_agents_changes_nothing(tmp_path: Path, method: str) -> None:
+def test_the_order_of_two_agents_changes_nothing(tmp_path, method):
     write_family(tmp_path, densities=(0.1, 0.4))
     names = [str(tmp_path / f"agent{k}") for k in range(2)]
     forward, backward = (plan_of(tmp_path, method, agents=agents) for agents in (names, names[::-1]))
@@ -156,7 +154,7 @@ def test_the_order_of_two_agents_changes_nothing(tmp_path: Path, method: str) ->
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_stream_broken_off_anywhere_resumes_to_the_same_bytes(tmp_path: Path, method: str) -> None:
+def test_a_stream_broken_off_anywhere_resumes_to_the_same_bytes(tmp_path, method):
     plan = family_plan(tmp_path, method, max_shard_bytes=12_000)
     assert len(plan.shards) > 2
     whole = run(plan, tmp_path / "whole")
@@ -175,9 +173,7 @@ def test_a_stream_broken_off_anywhere_resumes_to_the_same_bytes(tmp_path: Path, 
     ("method", "bad"),
     [("ram", np.nan), ("ram", np.inf), ("ram", -np.inf), ("ram_plus", np.nan), ("ties", np.nan), ("wudi", np.nan)],
 )  # found while it is merged, probed, or ranked before; or of a tensor that is merged whole
-def test_nan_or_infinity_in_an_input_names_tensor_and_agent_and_leaves_no_shard(
-    tmp_path: Path, method: str, bad: float
-) -> None:
+def test_nan_or_infinity_in_an_input_names_tensor_and_agent_and_leaves_no_shard(tmp_path, method, bad):
     _, agents = write_family(tmp_path)
     spoil(tmp_path, agents, bad)
     plan = plan_of(tmp_path, method)
@@ -190,9 +186,7 @@ def test_nan_or_infinity_in_an_input_names_tensor_and_agent_and_leaves_no_shard(
 @pytest.mark.parametrize(
     ("dtype", "value", "way_out"), [("float16", 6e4, "dtype: float32"), ("float32", 3e38, "smaller weights")]
 )
-def test_an_output_that_overflows_its_dtype_fails_instead_of_storing_infinity(
-    tmp_path: Path, dtype: str, value: float, way_out: str
-) -> None:
+def test_an_output_that_overflows_its_dtype_fails_instead_of_storing_infinity(tmp_path, dtype, value, way_out):
     _, agents = write_family(tmp_path, dtype="F32")
     for i in range(2):
         name = "model.layers.1.mlp.down_proj.weight"
@@ -205,7 +199,7 @@ def test_an_output_that_overflows_its_dtype_fails_instead_of_storing_infinity(
         run(plan, tmp_path / "out")
 
 
-def test_stochastic_rounding_keeps_the_scale_that_nearest_rounding_loses(tmp_path: Path) -> None:
+def test_stochastic_rounding_keeps_the_scale_that_nearest_rounding_loses(tmp_path):
     """One-ulp updates scaled by 1.2: nearest bf16 returns them unscaled, stochastic keeps 1.2 on average."""
     rng = np.random.default_rng(0)
     sizes = {"model.layers.0.mlp.up_proj.weight": (200_000,)}
@@ -227,7 +221,7 @@ def test_stochastic_rounding_keeps_the_scale_that_nearest_rounding_loses(tmp_pat
     assert scales["stochastic"] == pytest.approx((1.2, 1.2), abs=5 * 0.0018)
 
 
-def test_the_seed_changes_stochastic_rounding_and_nothing_else(tmp_path: Path) -> None:
+def test_the_seed_changes_stochastic_rounding_and_nothing_else(tmp_path):
     write_family(tmp_path)
     out = {}
     for seed in (0, 1):
@@ -243,9 +237,7 @@ def test_the_seed_changes_stochastic_rounding_and_nothing_else(tmp_path: Path) -
     ("name", "way_out"),
     [("model.rotary.positions", "Remove "), ("norm.num_batches_tracked", 'ignore: ["*num_batches_tracked"]')],
 )
-def test_integers_are_copied_and_refused_when_they_differ_with_a_way_out(
-    tmp_path: Path, name: str, way_out: str
-) -> None:
+def test_integers_are_copied_and_refused_when_they_differ_with_a_way_out(tmp_path, name, way_out):
     base, agents = write_family(tmp_path)
     write_models(tmp_path, base, agents, {name: tensor(np.arange(5000), "I64")})
     plan = plan_of(tmp_path, "ram")
@@ -257,7 +249,7 @@ def test_integers_are_copied_and_refused_when_they_differ_with_a_way_out(
     assert way_out in str(caught.value)
 
 
-def test_the_infinities_of_a_mask_are_refused_with_the_line_that_keeps_the_base_s(tmp_path: Path) -> None:
+def test_the_infinities_of_a_mask_are_refused_with_the_line_that_keeps_the_base_s(tmp_path):
     base, agents = write_family(tmp_path)
     write_models(tmp_path, base, agents, {"model.mask": tensor(np.triu(np.full((4, 4), -np.inf, np.float32), 1))})
     with pytest.raises(NonFiniteError, match=r'keep the base.s.* ignore: \["\*norm\*", "model.mask"\]'):
@@ -267,7 +259,7 @@ def test_the_infinities_of_a_mask_are_refused_with_the_line_that_keeps_the_base_
     assert np.isneginf(tensors_of(tmp_path / "other", plan)["model.mask"]).sum() == 6
 
 
-def test_copies_of_one_table_that_all_models_store_stay_equal_under_random_draws(tmp_path: Path) -> None:
+def test_copies_of_one_table_that_all_models_store_stay_equal_under_random_draws(tmp_path):
     """transformers 5 loads two tables where they differ."""
     copy, table = "proj_out.weight", "model.embed_tokens.weight"
     base, agents = write_family(tmp_path)
@@ -290,7 +282,7 @@ run(plan, folder / "killed", observer=StopAfter({after}, killed))
 """
 
 
-def test_kill_9_again_and_again_gives_the_bytes_of_an_undisturbed_merge(tmp_path: Path) -> None:
+def test_kill_9_again_and_again_gives_the_bytes_of_an_undisturbed_merge(tmp_path):
     plan = family_plan(tmp_path, "ram_plus", max_shard_bytes=12_000)
     run(plan, tmp_path / "whole")
     paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.getcwd()]

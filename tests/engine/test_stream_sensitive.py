@@ -40,9 +40,7 @@ def write_sensitivities(folder: Path, agents: int = 3) -> tuple[list[dict[str, n
 
 @pytest.mark.parametrize("method", ["fisher", "sar"])
 @pytest.mark.parametrize(("dtype", "weights"), [("BF16", [1, 1]), ("F32", [0.5, 2.0, 1.5, 1.0])])
-def test_merged_bytes_equal_the_reference_for_every_chunk_size(
-    tmp_path: Path, method: str, dtype: str, weights: list[float]
-) -> None:
+def test_merged_bytes_equal_the_reference_for_every_chunk_size(tmp_path, method, dtype, weights):
     base, agents = write_family(tmp_path, dtype=dtype, densities=(0.05, 0.4, 0.5, 0.3)[: len(weights)])
     values, measured = write_sensitivities(tmp_path, len(weights))
     expected = merge_reference.merge(
@@ -61,7 +59,7 @@ def test_merged_bytes_equal_the_reference_for_every_chunk_size(
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-def test_a_method_that_weighs_is_refused_without_data_for_every_agent(tmp_path: Path) -> None:
+def test_a_method_that_weighs_is_refused_without_data_for_every_agent(tmp_path):
     write_family(tmp_path)
     with pytest.raises(IncompatibleError) as caught:
         plan_of(tmp_path, "fisher")
@@ -83,9 +81,7 @@ def calibrated(path: Path, prompt: str = "prompt") -> str:
     return zoo_recipe(path, *({"calibration": {"data": data, **columns}} for data in PAIRS))
 
 
-def test_a_sensitivity_file_is_used_like_a_computed_one_and_one_of_another_model_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sensitivity_file_is_used_like_a_computed_one_and_one_of_another_model_refused(tmp_path, capsys):
     files = [{"sensitivity": str(tmp_path / f"{name}.safetensors")} for name in ("math", "tool")]
     for name, data, own in zip(("math", "tool"), PAIRS, files, strict=True):
         arguments = ["--data", data, "--prompt", "prompt", "--answer", "answer", "--max-pairs", "4"]
@@ -104,9 +100,7 @@ def test_a_sensitivity_file_is_used_like_a_computed_one_and_one_of_another_model
     assert not list((tmp_path / "swapped").glob("*.safetensors"))
 
 
-def test_calibration_data_without_the_named_columns_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_calibration_data_without_the_named_columns_is_refused(tmp_path, capsys):
     recipe = calibrated(tmp_path / "recipe.yaml", prompt="question")
     assert main(["merge", recipe, "--out", str(tmp_path / "out")]) == 1
     assert "question" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def fp8_family(folder: Path, base: dict[str, T], dtype: str = "F8_E4M3", block: 
 
 
 @pytest.mark.parametrize(("dtype", "block"), [("F8_E4M3", (128, 128)), ("F8_E5M2", (128, 128)), ("F8_E4M3", None)])
-def test_fp8_models_merge_as_what_their_scales_make_of_them(tmp_path: Path, base: Any, dtype: str, block: Any) -> None:
+def test_fp8_models_merge_as_what_their_scales_make_of_them(tmp_path, base, dtype, block):
     values = [from_fp8(t, block) for t in fp8_family(tmp_path, base, dtype, block)]
     plan = assert_merged(tmp_path, values[0], values[1:])
     assert {t.dtype for t in plan.tensors()} == {"BF16"}
@@ -65,7 +65,7 @@ def test_fp8_models_merge_as_what_their_scales_make_of_them(tmp_path: Path, base
     assert plan_summary(plan)["kinds"] == ["fp8 weights"] * 3
 
 
-def test_an_fp8_agent_of_a_bfloat16_base_is_scaled_and_said_to_be_rounded(tmp_path: Path, base: Any) -> None:
+def test_an_fp8_agent_of_a_bfloat16_base_is_scaled_and_said_to_be_rounded(tmp_path, base):
     agents = [to_fp8(sparse_agent(base, 0.3, 1), block=(1, 260), end="_scale"), sparse_agent(base, 0.2, 2)]
     agents[0] = {n: t for n, t in agents[0].items() if not n.startswith(("model.embed", OUT, UP, "lm_head"))}
     agents[0] |= {n: base[n] for n in base if n not in agents[0]}
@@ -77,9 +77,7 @@ def test_an_fp8_agent_of_a_bfloat16_base_is_scaled_and_said_to_be_rounded(tmp_pa
     assert any("agent0: its weights are fp8" in w for w in plan.warnings)
 
 
-def test_whole_tensors_of_fp8_are_multiplied_on_a_device_as_on_the_cpu(
-    tmp_path: Path, base: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_tensors_of_fp8_are_multiplied_on_a_device_as_on_the_cpu(tmp_path, base, monkeypatch):
     fp8_family(tmp_path, base)
     plan = plan_of(tmp_path, "wudi", agents=2, parameters={"steps": 4, "lr": 1e-3})
     run(plan, tmp_path / "cpu")
@@ -90,7 +88,7 @@ def test_whole_tensors_of_fp8_are_multiplied_on_a_device_as_on_the_cpu(
         assert np.abs(found[name].astype(np.float32) - value.astype(np.float32)).mean() < 1e-4, name
 
 
-def test_a_lora_adapter_merges_as_its_product_on_the_base(tmp_path: Path, base: Any) -> None:
+def test_a_lora_adapter_merges_as_its_product_on_the_base(tmp_path, base):
     write_plain(tmp_path / "base", base)
     full = sparse_agent(base, 0.3, 1)
     write_plain(tmp_path / "agent1", full)
@@ -111,7 +109,7 @@ def test_a_lora_adapter_merges_as_its_product_on_the_base(tmp_path: Path, base: 
     assert plan_summary(plan)["resident_bytes"] == 4 * 4 * sum(sum(SIZES[m + ".weight"]) for m in (Q, OUT, UP))
 
 
-def test_an_adapter_of_an_fp8_base_and_of_embeddings(tmp_path: Path, base: Any) -> None:
+def test_an_adapter_of_an_fp8_base_and_of_embeddings(tmp_path, base):
     stored_base = to_fp8(base)
     write_plain(tmp_path / "base", stored_base, quantization_config=FP8_CONFIG)
     values = from_fp8(stored_base)
@@ -134,7 +132,7 @@ def test_an_adapter_of_an_fp8_base_and_of_embeddings(tmp_path: Path, base: Any) 
 
 
 @pytest.mark.parametrize("prefix", ["base_model.model.", "language_model.", "module.", "_orig_mod."])
-def test_prefixed_agents_merge_like_plain_ones(tmp_path: Path, base: Any, prefix: str) -> None:
+def test_prefixed_agents_merge_like_plain_ones(tmp_path, base, prefix):
     agents = [sparse_agent(base, 0.3, s) for s in (1, 2)]
     write_plain(tmp_path / "base", base)
     write_plain(tmp_path / "agent0", {prefix + n: t for n, t in agents[0].items()})

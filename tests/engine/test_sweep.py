@@ -31,7 +31,7 @@ MIXED = [
 ]
 
 
-def test_lists_expand_to_every_combination_in_the_order_written() -> None:
+def test_lists_expand_to_every_combination_in_the_order_written():
     parameters = {"r": [0.1, 0.2], "alpha": 1.0}
     entries = [
         {"method": ["linear", "ram"]},
@@ -50,7 +50,7 @@ def test_lists_expand_to_every_combination_in_the_order_written() -> None:
     assert sweep.variants[5][1].parameters["r"] == 0.2
 
 
-def test_a_negative_value_leaves_a_name_that_a_repo_can_have() -> None:
+def test_a_negative_value_leaves_a_name_that_a_repo_can_have():
     entry = {"method": "ties", "parameters": {"lambda": [-0.5, 0.5], "density": 0.2}}
     names = [name for name, _ in sweep_from_dict({**MODELS, "sweep": [entry]}).variants]
     assert names == ["ties_lambda_-0.5_density-0.2", "ties_lambda-0.5_density-0.2"]
@@ -69,17 +69,17 @@ def test_a_negative_value_leaves_a_name_that_a_repo_can_have() -> None:
         ([{"method": "ram_plus", "parameters": {f"p{n}": [0, 1] for n in range(30)}}], "too many"),
     ],
 )
-def test_a_wrong_sweep_says_what_is_wrong(entries: list, word: str) -> None:
+def test_a_wrong_sweep_says_what_is_wrong(entries, word):
     with pytest.raises(RecipeError, match=word):
         sweep_from_dict({**MODELS, "sweep": entries})
 
 
-def test_keys_of_several_kinds_are_named() -> None:
+def test_keys_of_several_kinds_are_named():
     with pytest.raises(RecipeError, match="got 1, x"):
         sweep_from_dict({**MODELS, "sweep": [{"method": "ram"}], 1: 2, "x": 3})
 
 
-def test_problems_of_all_variants_and_entries_are_listed_together() -> None:
+def test_problems_of_all_variants_and_entries_are_listed_together():
     entries = [
         "ram",
         {"method": "ram_plus", "parameters": {"r": [-1.0, 0.1, 99.0]}},
@@ -90,16 +90,14 @@ def test_problems_of_all_variants_and_entries_are_listed_together() -> None:
     assert len(caught.value.problems) == 4
 
 
-def test_a_sweep_that_is_no_yaml_is_told_so_with_its_line(tmp_path: Path) -> None:
+def test_a_sweep_that_is_no_yaml_is_told_so_with_its_line(tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text("sweep:\n\t- method: ram\n")
     with pytest.raises(RecipeError, match=r"a tab, where YAML wants spaces \(line 2"):
         load_sweep(path)
 
 
-def test_a_slip_that_every_variant_repeats_is_listed_no_longer_than_people_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_slip_that_every_variant_repeats_is_listed_no_longer_than_people_read(monkeypatch):
     read = Mock(side_effect=sweep.recipe_from_dict)
     monkeypatch.setattr(sweep, "recipe_from_dict", read)
     slips = {f"slip{number:04d}": 1 for number in range(1000)}
@@ -131,13 +129,13 @@ def assert_each_is_as_alone(plans: list[Plan], results: list[MergeResult], swept
         assert tallies(result) == tallies(alone)
 
 
-def test_every_variant_has_the_bytes_and_statistics_of_a_merge_of_its_own(tmp_path: Path) -> None:
+def test_every_variant_has_the_bytes_and_statistics_of_a_merge_of_its_own(tmp_path):
     write_family(tmp_path)
     plans = [plan_of(tmp_path, method, max_shard_bytes=12_000, **fields) for method, fields in MIXED]
     assert_each_is_as_alone(plans, run_variants(plans, tmp_path / "sweep"), tmp_path / "sweep")
 
 
-def test_inputs_are_read_once_for_all_variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_are_read_once_for_all_variants(tmp_path, monkeypatch):
     write_family(tmp_path)
     filled = Mock(side_effect=TensorReader._fill, autospec=True)
     monkeypatch.setattr(TensorReader, "_fill", lambda *arguments: filled(*arguments))
@@ -148,7 +146,7 @@ def test_inputs_are_read_once_for_all_variants(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("stop_at", [3, 12, 18])  # while it is probed, and while it is merged
-def test_a_sweep_broken_off_resumes_to_the_same_bytes(tmp_path: Path, stop_at: int) -> None:
+def test_a_sweep_broken_off_resumes_to_the_same_bytes(tmp_path, stop_at):
     write_family(tmp_path)
     plans = [plan_of(tmp_path, m, max_shard_bytes=12_000) for m in ("ram_plus", "linear")]
     run_variants(plans, tmp_path / "whole")
@@ -159,13 +157,13 @@ def test_a_sweep_broken_off_resumes_to_the_same_bytes(tmp_path: Path, stop_at: i
         assert bytes_of(tmp_path / "broken" / str(number), plan) == bytes_of(tmp_path / "whole" / str(number), plan)
 
 
-def test_variants_of_another_layout_are_refused_in_one_pass(tmp_path: Path) -> None:
+def test_variants_of_another_layout_are_refused_in_one_pass(tmp_path):
     write_family(tmp_path)
     with pytest.raises(InternalError, match="one pass"):
         run_variants([plan_of(tmp_path, "ram"), plan_of(tmp_path, "ram", dtype="float32")], tmp_path / "out")
 
 
-def test_numbers_over_the_layers_are_a_list_within_the_choices_and_rules_have_short_names(tmp_path: Path) -> None:
+def test_numbers_over_the_layers_are_a_list_within_the_choices_and_rules_have_short_names(tmp_path):
     write_family(tmp_path)
     rules = [{"filter": "self_attn.q_proj", "layers": [0, 1], "value": 0.5}, {"value": [1.0, 0.25]}]
     agents = [str(tmp_path / f"agent{i}") for i in range(3)]

@@ -16,7 +16,7 @@ def alive(name: str = "hubmerge-stream") -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("workers", [1, 5])
-def test_results_come_in_the_items_order(workers: int) -> None:
+def test_results_come_in_the_items_order(workers):
     late = threading.Event()
 
     def work(item: int) -> int:
@@ -31,7 +31,7 @@ def test_results_come_in_the_items_order(workers: int) -> None:
 
 
 @pytest.mark.parametrize(("items", "workers"), [(50, 3), (1, 4), (9, 1)])
-def test_items_and_threads_are_few(items: int, workers: int) -> None:
+def test_items_and_threads_are_few(items, workers):
     asked: list[int] = []
 
     def asking() -> Iterator[int]:
@@ -46,7 +46,7 @@ def test_items_and_threads_are_few(items: int, workers: int) -> None:
     assert alive() == []
 
 
-def test_none_takes_the_oldest_result_before_the_next_item_is_asked_for() -> None:
+def test_none_takes_the_oldest_result_before_the_next_item_is_asked_for():
     took: list[int] = []
 
     def items() -> Iterator[int | None]:
@@ -61,7 +61,7 @@ def test_none_takes_the_oldest_result_before_the_next_item_is_asked_for() -> Non
     assert took == [1, 2, 3]
 
 
-def test_an_error_is_raised_at_its_place_and_what_waits_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_raised_at_its_place_and_what_waits_is_not_begun(monkeypatch):
     begun: list[int] = []
     over: list[bool] = []
     ending, join = threading.Event(), threading.Thread.join
@@ -85,7 +85,7 @@ def test_an_error_is_raised_at_its_place_and_what_waits_is_not_begun(monkeypatch
     assert alive() == []
 
 
-def test_a_consumer_that_leaves_and_an_error_of_the_items_end_the_threads() -> None:
+def test_a_consumer_that_leaves_and_an_error_of_the_items_end_the_threads():
     over: list[bool] = []
     results = in_order(range(100), lambda n: n, 2, lambda: over.append(True))
     assert next(results) == 0
@@ -101,7 +101,7 @@ def test_a_consumer_that_leaves_and_an_error_of_the_items_end_the_threads() -> N
     assert alive() == []
 
 
-def test_a_result_belongs_to_its_consumer_alone() -> None:
+def test_a_result_belongs_to_its_consumer_alone():
     """Not to the thread that made it either, which may wait for its next item for long."""
 
     class Large:
@@ -120,7 +120,7 @@ def give(follower: Follower[int], items: int) -> None:
         follower.put(item)
 
 
-def test_a_follower_works_in_order_and_all_is_done_when_finish_returns() -> None:
+def test_a_follower_works_in_order_and_all_is_done_when_finish_returns():
     seen: list[int] = []
     with Follower(seen.append, "order") as follower:
         give(follower, 1000)
@@ -129,7 +129,7 @@ def test_a_follower_works_in_order_and_all_is_done_when_finish_returns() -> None
     assert alive("order") == []
 
 
-def test_the_giver_waits_while_enough_items_wait() -> None:
+def test_the_giver_waits_while_enough_items_wait():
     gate = threading.Event()
     with Follower(lambda item: gate.wait(), "bounded", behind=2) as follower:
         giver = threading.Thread(target=give, args=(follower, 4))
@@ -143,7 +143,7 @@ def test_the_giver_waits_while_enough_items_wait() -> None:
 
 
 @pytest.mark.parametrize("items", [3, 100])  # raised by `finish`, or by a `put` before it
-def test_an_error_is_raised_by_a_later_put_or_by_finish(items: int) -> None:
+def test_an_error_is_raised_by_a_later_put_or_by_finish(items):
     begun: list[int] = []
 
     def work(item: int) -> None:
@@ -162,7 +162,7 @@ def test_an_error_is_raised_by_a_later_put_or_by_finish(items: int) -> None:
     assert alive("error") == []
 
 
-def test_leaving_drops_what_waits_and_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_drops_what_waits_and_ends_the_thread(monkeypatch):
     seen: list[int] = []
     leaving, join = threading.Event(), threading.Thread.join
 

@@ -50,14 +50,12 @@ def with_write(write: Callable[[int, memoryview], int]) -> object:
 
 @pytest.mark.parametrize("placed", [True, False])
 @pytest.mark.parametrize("sizes", [(), SMALL, (*SMALL, *LARGE, *SMALL), (8, *(1_048_576,) * 9, 5, 2_097_152, 4096)])
-def test_every_byte_is_there_in_order(tmp_path: Path, sizes: tuple[int, ...], placed: bool) -> None:
+def test_every_byte_is_there_in_order(tmp_path, sizes, placed):
     parts = parts_of(sizes, placed=placed)
     assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
 
 
-def test_a_large_array_in_its_place_is_written_from_where_it_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_array_in_its_place_is_written_from_where_it_lies(tmp_path, monkeypatch):
     sizes: list[int] = []
 
     def noting(file: int, view: memoryview) -> int:
@@ -75,9 +73,7 @@ def test_a_large_array_in_its_place_is_written_from_where_it_lies(
 
 
 @pytest.mark.parametrize("accepted", [0, 3])
-def test_where_direct_writing_is_refused_the_page_cache_takes_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: int
-) -> None:
+def test_where_direct_writing_is_refused_the_page_cache_takes_the_rest(tmp_path, monkeypatch, accepted):
     """A file system that takes O_DIRECT, and after some writes no longer what comes with it."""
     calls = refused = 0
 
@@ -95,7 +91,7 @@ def test_where_direct_writing_is_refused_the_page_cache_takes_the_rest(
     assert refused == 1
 
 
-def test_a_write_that_ends_within_a_block_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_ends_within_a_block_is_gone_on_with(tmp_path, monkeypatch):
     def short(file: int, view: memoryview) -> int:
         return os.write(file, view[: len(view) // 4096 // 2 * 4096 or 4096] if len(view) > 4096 else view)
 
@@ -106,8 +102,8 @@ def test_a_write_that_ends_within_a_block_is_gone_on_with(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(("lack", "error"), [("disk", OSError), ("memory", MemoryError)])
 def test_a_lack_of_disk_or_memory_is_found_when_the_file_is_made_and_leaves_no_descriptor_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str, error: type[Exception]
-) -> None:
+    tmp_path, monkeypatch, lack, error
+):
     def refuse(*_: int, **__: int) -> None:
         code = errno.ENOSPC if lack == "disk" else errno.ENOMEM
         raise OSError(code, os.strerror(code))
@@ -120,9 +116,7 @@ def test_a_lack_of_disk_or_memory_is_found_when_the_file_is_made_and_leaves_no_d
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_many_files_side_by_side_gather_no_more_than_a_few_and_lose_no_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_files_side_by_side_gather_no_more_than_a_few_and_lose_no_byte(tmp_path, monkeypatch):
     for files in (1, 9, 64, 100_000):
         each = gathered_bytes(files)
         assert each % uncached.BLOCK_BYTES == 0 < each <= GATHERED_BYTES

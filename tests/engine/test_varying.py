@@ -86,7 +86,7 @@ def merged(plan: Any, out: Path) -> tuple[dict[str, bytes], MergeResult]:
 
 
 @pytest.mark.parametrize("method", CASES)
-def test_each_tensor_is_merged_as_by_a_recipe_of_its_own_numbers(method: str, family: Any, tmp_path: Path) -> None:
+def test_each_tensor_is_merged_as_by_a_recipe_of_its_own_numbers(method, family, tmp_path):
     folder, *_ = family
     parameters, own = CASES[method]
 
@@ -109,7 +109,7 @@ def test_each_tensor_is_merged_as_by_a_recipe_of_its_own_numbers(method: str, fa
 
 
 @pytest.mark.parametrize("method", ["ties", "dare_ties", "dare_linear"])
-def test_the_bytes_do_not_depend_on_chunks_threads_or_the_pass(method: str, family: Any, tmp_path: Path) -> None:
+def test_the_bytes_do_not_depend_on_chunks_threads_or_the_pass(method, family, tmp_path):
     folder, *_ = family
     parameters, own = CASES[method]
     plan = plan_of(folder, method, agents=agents_of(folder, WEIGHTS, own), parameters=parameters)
@@ -119,7 +119,7 @@ def test_the_bytes_do_not_depend_on_chunks_threads_or_the_pass(method: str, fami
     assert bytes_of(tmp_path / "a", plan) == bytes_of(tmp_path / "b", plan) == bytes_of(tmp_path / "c", plan)
 
 
-def test_a_density_of_each_agent_is_trimmed_over_the_whole_model_too(family: Any, tmp_path: Path) -> None:
+def test_a_density_of_each_agent_is_trimmed_over_the_whole_model_too(family, tmp_path):
     folder, base, agents = family
     densities = (1.0, 0.02, 0.2)
     own = [{"density": d} for d in densities]
@@ -151,23 +151,21 @@ def test_a_density_of_each_agent_is_trimmed_over_the_whole_model_too(family: Any
         ("task_arithmetic", 1.0, {"lambda": [{"filter": "q_proj", "value": 1.0}]}, "no rule decides for some tensors"),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused_before_anything_is_read(
-    method: str, weight: Any, parameters: dict[str, Any], said: str, family: Any
-) -> None:
+def test_what_does_not_fit_the_model_is_refused_before_anything_is_read(method, weight, parameters, said, family):
     folder, *_ = family
     with pytest.raises(IncompatibleError) as caught:
         plan_of(folder, method, agents=agents_of(folder, (weight, 1.0, 1.0), NONE), parameters=parameters)
     assert said in str(caught.value)
 
 
-def test_a_filter_that_no_name_contains_is_warned_of(family: Any) -> None:
+def test_a_filter_that_no_name_contains_is_warned_of(family):
     folder, *_ = family
     weight = [{"filter": "layers.9.mlp", "value": 0.5}, {"value": 1.0}]
     plan = plan_of(folder, "linear", agents=agents_of(folder, (weight, 1.0, 1.0), NONE))
     assert plan.warnings[0] == "weight of agent 1: no tensor's name contains 'layers.9.mlp'"
 
 
-def test_the_base_counts_in_a_mean_with_its_weight_and_one_agent_is_enough(family: Any, tmp_path: Path) -> None:
+def test_the_base_counts_in_a_mean_with_its_weight_and_one_agent_is_enough(family, tmp_path):
     folder, base, agents = family
     own = agents_of(folder, (0.5,), [{}])
     plan = plan_of(folder, "linear", agents=own, parameters={"base_weight": 1.5}, dtype="float32")
@@ -188,26 +186,26 @@ NAMES = {
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_layers_are_found_by_name_and_what_lies_outside_takes_the_first_number(family: str) -> None:
+def test_layers_are_found_by_name_and_what_lies_outside_takes_the_first_number(family):
     before, first, last, after = (places_of(NAMES[family])[name] for name in NAMES[family])
     assert [at((2.0, 5.0, 8.0), place) for place in (before, first, last, after)] == [2.0, 2.0, 8.0, 2.0]
     halves = parse([{"layers": [0, 2], "value": 1}, {"layers": [2, 4], "value": [3, 4]}])
     assert [at(halves, place) for place in (before, first, last, after)] == [1.0, 1.0, 4.0, 3.0]
 
 
-def test_no_layer_gets_more_or_less_than_the_numbers_that_it_lies_between() -> None:
+def test_no_layer_gets_more_or_less_than_the_numbers_that_it_lies_between():
     for layers in range(2, 40):
         for place in places_of(f"h.{i}.w" for i in range(layers)).values():
             assert at((10.0, 10.0, 0.0), place) <= 10.0  # the largest that λ may be
 
 
-def test_every_stack_of_layers_has_its_own_beginning_and_end_and_a_single_layer_is_the_end() -> None:
+def test_every_stack_of_layers_has_its_own_beginning_and_end_and_a_single_layer_is_the_end():
     names = [f"visual.blocks.{i}.w" for i in range(3)] + [f"model.layers.{i}.experts.7.w" for i in range(5)]
     found = [at((0.0, 1.0), place) for place in places_of([*names, "audio.layers.0.w"]).values()]
     assert found == [0.0, 0.5, 1.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
 
 
-def test_a_report_says_what_differs_and_what_the_weights_are_on_average(family: Any, tmp_path: Path) -> None:
+def test_a_report_says_what_differs_and_what_the_weights_are_on_average(family, tmp_path):
     folder, *_ = family
     plan = plan_of(
         folder,
@@ -227,7 +225,7 @@ def test_a_report_says_what_differs_and_what_the_weights_are_on_average(family: 
     assert set(rows[0]) == {"layer", "weight of agent0"}
 
 
-def test_a_report_of_constants_says_nothing_of_layers(family: Any, tmp_path: Path) -> None:
+def test_a_report_of_constants_says_nothing_of_layers(family, tmp_path):
     folder, *_ = family
     plan = plan_of(folder, "linear")
     _, result = merged(plan, tmp_path / "out")

@@ -62,9 +62,7 @@ def merged(plan: Plan, out: Path, observer: Watching | None = None) -> tuple[Mer
 
 
 @pytest.mark.parametrize(("method", "parameters"), [("ram_plus", {}), ("ties", {"trim_scope": "tensor"})], ids=str)
-def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(
-    tmp_path: Path, method: str, parameters: dict[str, str]
-) -> None:
+def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(tmp_path, method, parameters):
     plan = family_plan(tmp_path, method, max_shard_bytes=12_000, parameters=parameters)
     wanted = run(plan, tmp_path / "cpu")
     found, warnings = merged(plan, tmp_path / "lent")
@@ -78,8 +76,8 @@ def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(
 
 @pytest.mark.parametrize(("how", "calls"), [("quota@2", 2), ("kill@2", 2), ("hang", 1), ("queue", 1)])
 def test_a_burst_that_is_refused_killed_or_late_goes_on_on_the_cpu_with_the_same_bytes_and_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, calls: int
-) -> None:
+    tmp_path, monkeypatch, how, calls
+):
     plan = family_plan(tmp_path, "ram_plus", max_shard_bytes=12_000)
     run(plan, tmp_path / "cpu")
     monkeypatch.setenv("FAKE_SPACES", how)
@@ -94,9 +92,7 @@ def test_a_burst_that_is_refused_killed_or_late_goes_on_on_the_cpu_with_the_same
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_a_merge_that_is_killed_or_broken_off_takes_its_burst_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: int
-) -> None:
+def test_a_merge_that_is_killed_or_broken_off_takes_its_burst_with_it(tmp_path, monkeypatch, end):
     plan = family_plan(tmp_path, "ram")
     monkeypatch.setenv("FAKE_SPACES", "hang")
 
@@ -113,7 +109,7 @@ def test_a_merge_that_is_killed_or_broken_off_takes_its_burst_with_it(
     until(lambda: not Path(f"/proc/{worker}/exe").exists())
 
 
-def test_where_there_is_a_fast_pass_products_of_matrices_alone_ask_for_a_gpu(tmp_path: Path) -> None:
+def test_where_there_is_a_fast_pass_products_of_matrices_alone_ask_for_a_gpu(tmp_path):
     write_family(tmp_path)
     watching = Watching()
     ram = plan_of(tmp_path, "ram")
@@ -125,7 +121,7 @@ def test_where_there_is_a_fast_pass_products_of_matrices_alone_ask_for_a_gpu(tmp
     assert found.device["bursts"] == len(spaces.notes("call")) == 1
 
 
-def test_why_a_lent_device_cannot_be_used_is_told(tmp_path: Path) -> None:
+def test_why_a_lent_device_cannot_be_used_is_told(tmp_path):
     write_family(tmp_path)
     watching, plan = Watching(), plan_of(tmp_path, "wudi", parameters={"steps": 3})
     run(plan, tmp_path / "lent", observer=watching, bursts=True, device_memory_bytes=1000)
@@ -134,7 +130,7 @@ def test_why_a_lent_device_cannot_be_used_is_told(tmp_path: Path) -> None:
     assert "does not fit the device's memory" in warning
 
 
-def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path: Path) -> None:
+def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path):
     plan = family_plan(tmp_path, "ram")
     (tmp_path / "lent").mkdir()
     task = ShardTask((Output(plan, tmp_path / "lent", (), {}),), 0, None)
@@ -147,7 +143,7 @@ def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path: Path) -> None:
     assert [*(tmp_path / "lent").iterdir()] == []
 
 
-def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path: Path) -> None:
+def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path):
     _, agents = write_family(tmp_path)
     spoil(tmp_path, agents)
     with pytest.raises(NonFiniteError, match=r"down_proj.*agent1"):
@@ -155,7 +151,7 @@ def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path: Path) -> N
     assert len(spaces.notes("call")) == 1
 
 
-def test_the_process_that_waits_for_another_burst_ends_when_it_is_told_to() -> None:
+def test_the_process_that_waits_for_another_burst_ends_when_it_is_told_to():
     process = BurstProcess()
     try:
         process.ask("no burst at all")
@@ -168,7 +164,7 @@ def test_the_process_that_waits_for_another_burst_ends_when_it_is_told_to() -> N
         process.end()
 
 
-def test_sensitivity_files_are_read_in_the_burst_too(tmp_path: Path) -> None:
+def test_sensitivity_files_are_read_in_the_burst_too(tmp_path):
     write_family(tmp_path)
     _, measured = write_sensitivities(tmp_path)
     plan = plan_of(tmp_path, "fisher", calibration=CALIBRATION)
@@ -178,7 +174,7 @@ def test_sensitivity_files_are_read_in_the_burst_too(tmp_path: Path) -> None:
     assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
 
 
-def test_a_burst_is_asked_for_as_long_as_its_products_take() -> None:
+def test_a_burst_is_asked_for_as_long_as_its_products_take():
     seconds = []
     for steps in (1, 300):
         plan = planned("wudi", 3, "synthetic:qwen2.5-0.5b?layers=8", parameters={"steps": steps})
@@ -187,7 +183,7 @@ def test_a_burst_is_asked_for_as_long_as_its_products_take() -> None:
     assert 15 < seconds[0] < seconds[1] < 120
 
 
-def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_function(tmp_path: Path) -> None:
+def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_function(tmp_path):
     script = (
         "import sys\nfrom hubmerge.engine.bursts import announce\n"
         "from hubmerge.settings import load_settings\n"
@@ -201,7 +197,7 @@ def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_
     assert told.read_text() == "announced 1\n"
 
 
-def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "spaces", None)  # an import of it fails
     told: list[str] = []
     announce(load_settings({"SPACES_ZERO_GPU": "1"}), told.append)
@@ -210,9 +206,7 @@ def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch:
 
 
 @pytest.mark.parametrize("granted", ["device", "quota", "none"])
-def test_the_platforms_own_package_runs_the_bursts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granted: str
-) -> None:
+def test_the_platforms_own_package_runs_the_bursts(tmp_path, monkeypatch, granted):
     """Its worker, its queues and its requests, with a device API of our own in the platform's place."""
     monkeypatch.delenv("PYTHONPATH")  # where the other one is
     script = Path(__file__).with_name("real_spaces.py")
@@ -258,9 +252,7 @@ def published_in_bursts(line: Line, monkeypatch: pytest.MonkeyPatch, inputs: int
 
 
 @pytest.mark.parametrize("method", ["ram_plus", "ram"])
-def test_inputs_are_held_within_the_budget_while_a_burst_reads_them(
-    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_inputs_are_held_within_the_budget_while_a_burst_reads_them(line, undisturbed, monkeypatch, method):
     line.recipe = {**line.recipe, "method": method}
     plan = line.prepare().plan
     budget = max(needed_bytes(plan))
@@ -275,8 +267,8 @@ def test_inputs_are_held_within_the_budget_while_a_burst_reads_them(
 
 
 def test_a_shard_whose_inputs_exceed_the_budget_is_merged_on_the_cpu_and_the_others_are_not(
-    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    line, undisturbed, monkeypatch
+):
     needed = needed_bytes(line.prepare().plan)
     budget = max(needed) - 1
     environment, warnings = published_in_bursts(line, monkeypatch, budget)
@@ -287,9 +279,7 @@ def test_a_shard_whose_inputs_exceed_the_budget_is_merged_on_the_cpu_and_the_oth
     assert line.published() == undisturbed
 
 
-def test_a_budget_for_ranges_only_asks_for_no_gpu(
-    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_for_ranges_only_asks_for_no_gpu(line, undisturbed, monkeypatch):
     environment, warnings = published_in_bursts(line, monkeypatch, 0)
     assert len(warnings) == 1
     assert (spaces.notes("call"), "bursts" in environment) == ([], False)
@@ -326,7 +316,7 @@ def ended(child: ChildProcess) -> list[SpokenLine]:
     return list(decoded(lines + child.close()[1]))
 
 
-def test_a_job_of_the_app_on_zerogpu_multiplies_its_matrices_there(line: Line) -> None:
+def test_a_job_of_the_app_on_zerogpu_multiplies_its_matrices_there(line):
     line.recipe |= WUDI
     with child_of(line, line.target, SPACES_ZERO_GPU="") as child:
         lines = ended(child)
@@ -343,7 +333,7 @@ def test_a_job_of_the_app_on_zerogpu_multiplies_its_matrices_there(line: Line) -
     assert line.published().keys() == wanted.keys()
 
 
-def test_cancelling_a_job_ends_its_burst(line: Line) -> None:
+def test_cancelling_a_job_ends_its_burst(line):
     line.recipe |= WUDI
     with child_of(line, line.target, FAKE_SPACES="hang") as child:
         until(lambda: spaces.notes("middle") or (child.lines(0.05) and child.has_ended()))

@@ -176,9 +176,7 @@ def test_prompts_go_through_the_chat_template_where_the_task_asks_by_it():
     ],
     ids=str,
 )
-def test_what_the_machine_did_in_loading_is_not_told_of_the_model(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_machine_did_in_loading_is_not_told_of_the_model(error, monkeypatch):
     def loading(*_: object, **__: object) -> None:
         raise error
 
@@ -232,9 +230,7 @@ def asked(lengths: dict[str, int]) -> pipeline.Asked:
         (60, 32, 120, [["1"], ["3", "0"], ["2", "4"]]),  # of 60 positions the first prompt leaves none
     ],
 )
-def test_batches_keep_to_their_prompts_and_tokens(
-    longest: int, most: int, budget: int | None, batches: list[list[str]]
-) -> None:
+def test_batches_keep_to_their_prompts_and_tokens(longest, most, budget, batches):
     prompts = asked({"0": 40, "1": 90, "2": 20, "3": 50, "4": 20})
     assert [[doc.id for doc in batch] for batch in pipeline.batches(prompts, longest, most, budget)] == batches
 
@@ -278,7 +274,7 @@ def test_a_prompt_whose_keys_and_values_do_not_fit_beside_the_weights_is_refused
     models.require_room_for(10**9, None, BY_VLLM, "zoo_mem")  # it has a budget of its own
 
 
-def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(monkeypatch):
     """On one of 24 GB that is made up here."""
     monkeypatch.setattr(models.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(models.torch.cuda, "mem_get_info", lambda: (10**9, 24 * 10**9))

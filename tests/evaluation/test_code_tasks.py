@@ -72,7 +72,7 @@ def test_reference_solutions_of_humaneval_pass_also_as_a_plain_continuation_or_a
         assert scored(HUMANEVAL, row, answers[number % len(answers)]) == 1.0, row["task_id"]
 
 
-def test_damaged_solutions_of_humaneval_fail() -> None:
+def test_damaged_solutions_of_humaneval_fail():
     for row in ROWS[::6]:
         assert scored(HUMANEVAL, row, "    return None\n") == 0.0
     for answer in ("", "```python\n```", "I cannot help with that.", "```python\ndef ", "\x00"):
@@ -89,7 +89,7 @@ def test_a_solution_that_does_not_end_fails(monkeypatch):
 
 
 @pytest.mark.parametrize("row", MBPP_ROWS, ids=lambda row: str(row["task_id"]))
-def test_mbpp_golds_pass_and_damaged_ones_fail(row: dict[str, Any]) -> None:
+def test_mbpp_golds_pass_and_damaged_ones_fail(row):
     task = own_task("mbpp")
     assert scored(task, row, f"```python\n{row['code']}\n```") == 1.0
     assert scored(task, row, f"Here it is:\n\n{row['code']}\n[DONE]\n[BEGIN]\nprint(x)") == 1.0
@@ -125,7 +125,7 @@ BODY = "    return math.pi * helper(r) ** 2\n"
         f"{PROMPT}{BODY}",
     ],
 )
-def test_a_function_is_completed_from_any_usual_answer(answer: str) -> None:
+def test_a_function_is_completed_from_any_usual_answer(answer):
     space: dict[str, Any] = {}
     exec(completed(PROMPT, answer, "area"), space)
     assert space["area"](1) == pytest.approx(3.14159, abs=1e-4)
@@ -141,7 +141,7 @@ def test_a_whole_program_is_the_last_block_that_defines_something():
     assert whole_program("<think>def no(): pass</think>def yes(): pass") == "def yes(): pass"
 
 
-def test_an_answer_made_to_be_slow_is_read_within_seconds() -> None:
+def test_an_answer_made_to_be_slow_is_read_within_seconds():
     """A stranger's tokenizer can have a token of a megabyte of blanks."""
     for answer in (
         "```" + " " * 10**5,
@@ -200,7 +200,7 @@ def test_private_tests_are_read_as_text_and_never_as_code(monkeypatch):
         ("import sys\nsys.modules['__main__'].get_stripped_lines = lambda v: ['3']\nprint('x')", ADD, False),
     ],
 )
-def test_programs_are_graded_in_the_sandbox(code: str, tests: dict[str, Any], passes: bool) -> None:
+def test_programs_are_graded_in_the_sandbox(code, tests, passes):
     assert builtin.passes(code, tests) is passes
 
 
@@ -213,7 +213,7 @@ def test_tests_of_any_size_are_no_fault_of_the_program(monkeypatch):
     assert not builtin.passes(f"{program}\nbytearray(100 << 20)", tests)
 
 
-def test_to_grade_a_program_changes_no_limit_of_the_process_that_asks() -> None:
+def test_to_grade_a_program_changes_no_limit_of_the_process_that_asks():
     before = sys.get_int_max_str_digits()
     assert builtin.passes("print(3)", ADD) is False
     assert sys.get_int_max_str_digits() == before == 4300

@@ -106,9 +106,7 @@ def said_of(tasks: list[tuple[dict[str, Any], str | None]], endpoint: str, folde
     return printed_by(EACH, str(folder), given=json.dumps(tasks), **environment).splitlines()
 
 
-def test_what_cannot_be_read_is_refused_and_an_expired_token_is_no_fault_of_it(
-    hub: Hub, name: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_read_is_refused_and_an_expired_token_is_no_fault_of_it(hub, name, tmp_path):
     data, images = {"test.jsonl": LINES}, {"test/a.png": b"\x89PNG no image", "test/b.png": b"\x89PNG"}
     cases: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
         (data, {"split": "validation"}, "E_EVALUATION.*validation"),
@@ -177,7 +175,7 @@ def test_a_fetching_that_the_machine_ended_is_tried_again(hub, tmp_path, monkeyp
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without a name")
-def test_a_child_of_a_user_without_a_name_has_one_which_torch_asks_for(tmp_path: Path) -> None:
+def test_a_child_of_a_user_without_a_name_has_one_which_torch_asks_for(tmp_path):
     code = "import getpass, os; os.setuid(54321); print(getpass.getuser())"
     environment = fresh_environment(tmp_path / "home", NOWHERE, network=False)
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

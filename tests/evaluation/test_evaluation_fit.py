@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from hubmerge.evaluation import runner
 from hubmerge.evaluation.fit import Weights, fitting_dtype, weights_of
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.suites import pin
-from hubmerge.hub.client import Hub
 from hubmerge.machine import resources
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.open import open_model
@@ -50,9 +48,7 @@ IN_ITS_DTYPE = "answers in the dtype that it was asked for"
         ("float32", 10**6, "auto", GB // 4, "float32"),  # a tiny model on a tiny machine
     ],
 )
-def test_the_dtype_is_the_stored_one_or_what_fits(
-    stored: str, elements: int, asked: str, memory: int, chosen: str
-) -> None:
+def test_the_dtype_is_the_stored_one_or_what_fits(stored, elements, asked, memory, chosen):
     assert fitting_dtype(Weights(stored, elements), asked, memory, "x") == chosen
 
 
@@ -64,7 +60,7 @@ def test_the_dtype_is_the_stored_one_or_what_fits(
         ("float32", 3 * GB, "float32", "or in bfloat16"),
     ],
 )
-def test_where_nothing_fits_the_error_says_what_would(stored: str, elements: int, asked: str, said: str) -> None:
+def test_where_nothing_fits_the_error_says_what_would(stored, elements, asked, said):
     with pytest.raises(DeviceError, match=f"does not fit in this machine's memory.*{said}") as refused:
         fitting_dtype(Weights(stored, elements), asked, 14 * GB, "x")
     wanted = int(float(str(refused.value.problems[0].expected).split(" GB")[0]) * GB) + 10**8
@@ -83,9 +79,7 @@ def test_what_is_stored_is_read_from_the_config_and_else_from_the_headers(hub, t
     assert of("float8_e4m3").stored == "float32"
 
 
-def test_a_model_that_fits_only_in_bfloat16_runs_in_it_and_the_result_says_so(
-    scripted: Scripted, workdir: Path, tmp_path: Path, hub: Hub, notes: Any
-) -> None:
+def test_a_model_that_fits_only_in_bfloat16_runs_in_it_and_the_result_says_so(scripted, workdir, tmp_path, hub, notes):
     run = partial(scripted, model=str(_in_float32(tmp_path / "wide")), allow_local=True)
     narrow = run(IN_ITS_DTYPE, options={"device": "cpu", "memory_bytes": 1_000_000}, observer=notes)
     assert (narrow.environment.dtype, narrow.environment.stored_dtype) == ("bfloat16", "float32")
@@ -121,7 +115,7 @@ def test_what_the_machine_cannot_do_is_no_finding_about_the_model(scripted, mode
             scripted(mode)
 
 
-def test_the_memory_is_what_a_container_may_use(scripted: Scripted, workdir: Path, monkeypatch: Any) -> None:
+def test_the_memory_is_what_a_container_may_use(scripted, workdir, monkeypatch):
     monkeypatch.setattr(resources, "memory_bytes", lambda: 10 * GB)
     scripted(IN_ITS_DTYPE, options={"device": "cpu"})
     assert json.loads((workdir / "spec").read_text())["memory_bytes"] == 9 * GB
@@ -160,7 +154,7 @@ def _in_float32(folder: Path, config: dict[str, str] | None = None) -> Path:
 Scripted = Callable[..., EvaluationResult]
 
 
-def test_the_board_marks_a_row_that_ran_in_a_narrower_dtype_in_one_of_its_suites() -> None:
+def test_the_board_marks_a_row_that_ran_in_a_narrower_dtype_in_one_of_its_suites():
     ran, words = {"dtype": "bfloat16", "stored_dtype": "float32"}, "bfloat16, stored as float32"
     narrow = result("org/narrow", "a", {"math": 0.5}, environment=ENVIRONMENT | ran)
     wide = result("org/wide", "b", {"math": 0.6})

@@ -38,6 +38,6 @@ IDENTITY = {"model": "a" * 40, "dtype": "float32", "task": ["t", 1], "prompt": "
 
 
 @pytest.mark.parametrize("name", list(IDENTITY))
-def test_a_key_changes_with_every_part_of_its_identity(name: str) -> None:
+def test_a_key_changes_with_every_part_of_its_identity(name):
     assert answer_key(IDENTITY) == answer_key(dict(reversed(IDENTITY.items())))
     assert answer_key({**IDENTITY, name: "another"}) != answer_key(IDENTITY)

@@ -69,9 +69,7 @@ def test_only_weights_config_and_tokenizer_are_taken(folder, tmp_path):
     ("stated", "taken"),
     [(7, [7]), ([7, 9, "8", True, 1.5], [7, 9]), ([], None), ("7", None), ({"a": 1}, None), (None, None)],
 )
-def test_of_generation_config_only_the_tokens_that_end_an_answer_are_taken(
-    folder: Path, tmp_path: Path, stated: Any, taken: list[int] | None
-) -> None:
+def test_of_generation_config_only_the_tokens_that_end_an_answer_are_taken(folder, tmp_path, stated, taken):
     made = folder / "generation_config.json"
     made.write_text(json.dumps({"eos_token_id": stated, "repetition_penalty": 9.0}))
     out, _ = staged(folder, tmp_path)
@@ -181,8 +179,8 @@ def test_an_adapter_on_a_base_of_several_shards_comes_with_their_index_and_its_o
     ],
 )
 def test_an_adapter_without_a_fitting_base_on_the_hub_is_a_finding_about_it(
-    tmp_path: Path, hub: Hub, zoo_hub: Any, workdir: Path, base: str, changes: dict[str, Any], reason: str
-) -> None:
+    tmp_path, hub, zoo_hub, workdir, base, changes, reason
+):
     api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     other = tmp_path / "other"
     shutil.copytree(ZOO / "base", other)
@@ -280,7 +278,7 @@ def test_a_report_of_other_weights_is_not_believed(folder):
         ("statistics", [], "density"),
     ],
 )
-def test_a_malformed_field_costs_that_field_only(folder: Path, field: str, value: Any, lost: str) -> None:
+def test_a_malformed_field_costs_that_field_only(folder, field, value, lost):
     found = facts(merge_folder(folder, **{field: value}))
     assert not getattr(found, lost)
     kept = {"method", "created", "recipe", "parents", "density"} - {lost}

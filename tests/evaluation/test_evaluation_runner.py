@@ -106,7 +106,7 @@ def test_a_library_that_ends_badly_once_all_is_said_takes_no_score_away(scripted
         ("answers beyond the maximum", "cannot be read"),
     ],
 )
-def test_a_failed_run_has_its_reason_and_no_score(scripted: Scripted, workdir: Path, mode: str, reason: str) -> None:
+def test_a_failed_run_has_its_reason_and_no_score(scripted, workdir, mode, reason):
     result = scripted(mode)
     assert (result.status, result.tasks) == ("failed", ())
     assert result.error is not None
@@ -127,8 +127,8 @@ def test_a_failed_run_has_its_reason_and_no_score(scripted: Scripted, workdir: P
     ],
 )
 def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_further_again(
-    scripted: Scripted, workdir: Path, mode: str, code: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    scripted, workdir, mode, code, reason, monkeypatch
+):
     wall_s = 3.0 if mode == "hangs" else 60.0  # a busy machine takes seconds to start a process
     monkeypatch.setattr(resources, "oom_kills", count().__next__)
     scripted("answers")  # the data are there, so that the wall limit is the model's alone
@@ -220,9 +220,7 @@ def test_a_folder_may_have_any_path_where_folders_are_allowed(scripted, tmp_path
     ],
     ids=str,
 )
-def test_options_without_sense_are_refused_before_a_fetch(
-    scripted: Scripted, workdir: Path, options: dict[str, Any]
-) -> None:
+def test_options_without_sense_are_refused_before_a_fetch(scripted, workdir, options):
     with pytest.raises(errors.EvaluationError, match="must be positive"):
         scripted("answers", options=options)
     assert not (workdir / "inputs").exists()

@@ -206,7 +206,7 @@ def test_a_revision_is_read_although_main_has_moved_on(hub, name, monkeypatch):
         ("{}", "datasets"),
     ],
 )
-def test_a_pin_that_is_no_full_commit_is_refused_by_its_place(text: str, reason: str, tmp_path: Path) -> None:
+def test_a_pin_that_is_no_full_commit_is_refused_by_its_place(text, reason, tmp_path):
     path = tmp_path / "pins.yaml"
     path.write_text(text)
     with pytest.raises(EvaluationError, match="the file of pins cannot be read") as refused:
@@ -214,9 +214,7 @@ def test_a_pin_that_is_no_full_commit_is_refused_by_its_place(text: str, reason:
     assert reason in str(refused.value)
 
 
-def test_the_command_pins_what_is_not_pinned_and_keeps_the_rest(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_pins_what_is_not_pinned_and_keeps_the_rest(hub, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     path = tmp_path / "pins.yaml"
     write_pins(path, {"zoo/facts": DatasetPin(content=CONTENT), "google/IFEval": DatasetPin(revision=COMMIT)})
@@ -243,16 +241,16 @@ def test_an_evaluation_names_its_unpinned_datasets(scripted, hub, notes):
     assert said.startswith("zoo/held-out: read at the commit that main has now")
 
 
-def test_an_unknown_suite_is_refused_with_the_names_of_those_there_are() -> None:
+def test_an_unknown_suite_is_refused_with_the_names_of_those_there_are():
     with pytest.raises(EvaluationError, match=r"zoo, math, instruction.*moth"):
         pinned("moth")
 
 
-def test_a_limit_is_every_task_s() -> None:
+def test_a_limit_is_every_task_s():
     assert [t.limit for t in pinned(limit=20).tasks] == [20] * 3
 
 
-def test_written_pins_are_read_again_also_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_pins_are_read_again_also_after_a_full_disk(tmp_path, monkeypatch):
     pins = {
         "a/b": DatasetPin(revision="1" * 40),
         "c/d": DatasetPin(revision="1e10" + "0" * 36, hub="http://hub"),
@@ -273,9 +271,7 @@ def test_written_pins_are_read_again_also_after_a_full_disk(tmp_path: Path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["pins.yaml"]
 
 
-def test_a_file_that_cannot_be_written_or_read_is_named(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_written_or_read_is_named(hub, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     assert main(["suites", "zoo", "--pin", "--file", str(tmp_path / "none" / "pins.yaml")]) == 1
     error = capsys.readouterr().err
@@ -285,6 +281,6 @@ def test_a_file_that_cannot_be_written_or_read_is_named(
     assert "the file of pins cannot be read" in capsys.readouterr().err
 
 
-def test_the_suite_of_tools_needs_what_parses_java_and_javascript() -> None:
+def test_the_suite_of_tools_needs_what_parses_java_and_javascript():
     needed = {name for task in bfcl.TASKS for name in task.needs}
     assert needed == {"tree_sitter", "tree_sitter_java", "tree_sitter_javascript"}

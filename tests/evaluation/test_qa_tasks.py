@@ -86,7 +86,7 @@ def test_normalisation_is_squads_and_an_answer_of_which_it_leaves_nothing_equals
         ("", ""),
     ],
 )
-def test_the_short_answer_is_found(answer: str, short: str) -> None:
+def test_the_short_answer_is_found(answer, short):
     assert qa.short_answer(answer) == short
 
 
@@ -133,7 +133,7 @@ HOPS = ("single", "multi")
 
 @pytest.mark.parametrize("hops", HOPS)
 @pytest.mark.parametrize("length", ["7k", "56k", "896k"])
-def test_a_context_is_filled_to_its_length_and_not_beyond(hops: str, length: str) -> None:
+def test_a_context_is_filled_to_its_length_and_not_beyond(hops, length):
     task = own_task(f"ruler_{hops}_{length}")
     assert task.expand is not None
     tokens = LENGTHS[length]
@@ -147,7 +147,7 @@ def test_a_context_is_filled_to_its_length_and_not_beyond(hops: str, length: str
 
 
 @pytest.mark.parametrize("name", [f"ruler_{hops}_14k" for hops in HOPS] + [f"ruler_facts_{hops}_1k" for hops in HOPS])
-def test_gold_answers_of_every_recall_question_count_and_damaged_ones_do_not(name: str) -> None:
+def test_gold_answers_of_every_recall_question_count_and_damaged_ones_do_not(name):
     task = own_task(name)
     assert task.expand is not None
     originals = {row["id"]: row for row in facts(name.split("_")[-2])}
@@ -204,7 +204,7 @@ def test_a_single_row_and_one_that_is_too_long_still_make_a_context():
 
 
 @pytest.mark.parametrize("hops", HOPS)
-def test_the_answer_of_every_invented_question_is_in_its_supporting_paragraphs(hops: str) -> None:
+def test_the_answer_of_every_invented_question_is_in_its_supporting_paragraphs(hops):
     rows = facts(hops)
     assert len({row["question"] for row in rows}) == len(rows) == 120
     for row in rows:
@@ -219,13 +219,13 @@ def test_the_answer_of_every_invented_question_is_in_its_supporting_paragraphs(h
             assert other.title in asked.text
 
 
-def test_the_invented_facts_are_made_by_their_program(tmp_path: Path) -> None:
+def test_the_invented_facts_are_made_by_their_program(tmp_path):
     subprocess.run([sys.executable, str(FACTS.with_name("make_facts.py")), str(tmp_path / "new")], check=True)
     for hops in HOPS:
         assert (tmp_path / "new" / f"{hops}.jsonl").read_bytes() == (FACTS / f"{hops}.jsonl").read_bytes()
 
 
-def test_contexts_do_not_depend_on_the_order_of_rows_or_on_a_global_seed() -> None:
+def test_contexts_do_not_depend_on_the_order_of_rows_or_on_a_global_seed():
     rows = facts("multi")
     task = own_task("ruler_multi_7k")
     assert task.expand is not None
@@ -237,5 +237,5 @@ def test_contexts_do_not_depend_on_the_order_of_rows_or_on_a_global_seed() -> No
     assert [dict(row) for row in task.expand(shuffled)] == first
 
 
-def test_the_count_of_tokens_takes_the_larger_of_words_and_bytes() -> None:
+def test_the_count_of_tokens_takes_the_larger_of_words_and_bytes():
     assert [size_of(text).tokens for text in ("a b c", "x" * 41, "漢" * 8, "")] == [4, 11, 6, 0]

@@ -20,7 +20,7 @@ BY_HAND = int(os.environ.get("HUBMERGE_FUZZ", 0))
 
 @pytest.mark.timeout(0 if BY_HAND else 300)
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_parser_reads_or_refuses_what_once_broke_it_and_damaged_input(name: str):
+def test_a_parser_reads_or_refuses_what_once_broke_it_and_damaged_input(name):
     known, kind = seeds(name), TARGETS[name].kind
 
     def tried(data: bytes) -> None:

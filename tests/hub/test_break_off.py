@@ -20,11 +20,11 @@ from unittest.mock import patch
 
 import pytest
 from huggingface_hub import HfApi, constants
-from line import OUT_SHARD_BYTES, Killed, Line, threads_left
+from line import OUT_SHARD_BYTES, Killed, threads_left
 from processes import ROOT, Beside, as_ada, printed_by, until
 from scripted_hub import Answer, Request, ScriptedHub, error
 
-from hubmerge.errors import CancelledError, HubmergeError, HubUnavailableError, LoginError, PermissionDeniedError
+from hubmerge.errors import CancelledError, HubUnavailableError, LoginError, PermissionDeniedError
 from hubmerge.hub import transfer as hub_bytes
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience, RefusedError
@@ -41,9 +41,7 @@ COMPILED_S = 300.0  # a command that finds no kept machine code makes it first
 
 
 @pytest.mark.parametrize("end", [CancelledError, KeyboardInterrupt, Killed])
-def test_whatever_ends_a_merge_breaks_a_running_upload_off_and_the_next_run_goes_on(
-    line: Line, end: type[BaseException]
-) -> None:
+def test_whatever_ends_a_merge_breaks_a_running_upload_off_and_the_next_run_goes_on(line, end):
     begun, broken_off = threading.Event(), threading.Event()
 
     def endless(file: BreakableFile, size: int | None = -1) -> bytes:
@@ -69,9 +67,7 @@ def test_whatever_ends_a_merge_breaks_a_running_upload_off_and_the_next_run_goes
     line.arrives()
 
 
-def test_an_error_that_a_retry_may_mend_lets_the_running_upload_come_to_its_end(
-    line: Line, switch: FaultSwitch
-) -> None:
+def test_an_error_that_a_retry_may_mend_lets_the_running_upload_come_to_its_end(line, switch):
     """The journal then has one shard more that needs no second upload."""
     switch.add("/lfs-uploads/", Delay(seconds=0.5))
 
@@ -93,7 +89,7 @@ def in_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProce
         yield hub
 
 
-def test_an_upload_in_parts_is_broken_off_between_two_reads_too(in_parts: LocalHubProcess, tmp_path: Path) -> None:
+def test_an_upload_in_parts_is_broken_off_between_two_reads_too(in_parts, tmp_path):
     HfApi(in_parts.endpoint, token=in_parts.tokens["ada"]).create_repo("ada/parts")
     hub = Hub(in_parts.endpoint, in_parts.tokens["ada"]).breakable()
     path = tmp_path / "model.safetensors"
@@ -114,7 +110,7 @@ def test_an_upload_in_parts_is_broken_off_between_two_reads_too(in_parts: LocalH
     assert again.is_uploaded(again.preupload("ada/parts", path, path.name))
 
 
-def test_a_pause_between_two_tries_ends_with_the_upload(faulty_hub: LocalHubProcess, switch: FaultSwitch) -> None:
+def test_a_pause_between_two_tries_ends_with_the_upload(faulty_hub, switch):
     hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"], patience=Patience()).breakable()
     rule = switch.add("/api/models/ada/nothing$", Status(status=503, retry_after="50"), times=None)
     asking = Beside(lambda: hub.repo_state("ada/nothing"))
@@ -126,7 +122,7 @@ def test_a_pause_between_two_tries_ends_with_the_upload(faulty_hub: LocalHubProc
     assert switch.state(rule).seen == 1, "nothing is begun any more"
 
 
-def test_other_users_of_the_same_hub_are_not_broken_off(line: Line) -> None:
+def test_other_users_of_the_same_hub_are_not_broken_off(line):
     hub = Hub(line.process.endpoint, line.process.tokens["ada"])
     broken, other = hub.breakable(), hub.breakable()
     sha = hub.head("ada/one")
@@ -155,7 +151,7 @@ def weights(tmp_path: Path) -> Path:
     return path
 
 
-def test_how_far_an_upload_is_can_be_seen_whoever_reads_the_file(weights: Path) -> None:
+def test_how_far_an_upload_is_can_be_seen_whoever_reads_the_file(weights):
     seen_as = weights.parent / "folder"
     seen_as.symlink_to(weights.parent)
     assert bytes_read(weights) == 0
@@ -165,7 +161,7 @@ def test_how_far_an_upload_is_can_be_seen_whoever_reads_the_file(weights: Path) 
     assert bytes_read(weights) == bytes_read(weights.parent / "nothing") == 0
 
 
-def test_how_far_an_upload_is_never_goes_back_when_the_file_is_closed_before_its_end(weights: Path) -> None:
+def test_how_far_an_upload_is_never_goes_back_when_the_file_is_closed_before_its_end(weights):
     told: list[int] = []
     with _watched(weights, told.append, []):
         with weights.open("rb", buffering=0) as file:
@@ -176,7 +172,7 @@ def test_how_far_an_upload_is_never_goes_back_when_the_file_is_closed_before_its
 
 
 @pytest.mark.parametrize(("given", "taken"), [({}, "8"), ({"HF_XET_CLIENT_AC_MAX_UPLOAD_CONCURRENCY": "3"}, "3")])
-def test_uploads_to_xet_hold_few_blocks_in_memory_unless_somebody_wants_more(given: dict[str, str], taken: str) -> None:
+def test_uploads_to_xet_hold_few_blocks_in_memory_unless_somebody_wants_more(given, taken):
     script = """
         from hubmerge.hub.client import Hub
         Hub("https://hub.example").connect()
@@ -215,7 +211,7 @@ def storage_that_never_answers(xet: ScriptedHub) -> tuple[threading.Event, threa
     return asked, over
 
 
-def test_an_upload_to_xet_is_broken_off_while_its_storage_never_answers(xet: ScriptedHub, weights: Path) -> None:
+def test_an_upload_to_xet_is_broken_off_while_its_storage_never_answers(xet, weights):
     asked, over = storage_that_never_answers(xet)
     hub = hub_with_xet(xet)
     uploading = Beside(lambda: hub.preupload("ada/x", weights, weights.name, sha256="0" * 64))
@@ -231,8 +227,8 @@ def test_an_upload_to_xet_is_broken_off_while_its_storage_never_answers(xet: Scr
 
 @pytest.mark.parametrize("broken_off", [True, False])
 def test_an_interrupt_is_a_cancelling_only_where_the_upload_to_xet_was_broken_off(
-    xet: ScriptedHub, weights: Path, monkeypatch: pytest.MonkeyPatch, broken_off: bool
-) -> None:
+    xet, weights, monkeypatch, broken_off
+):
     hub = hub_with_xet(xet)
 
     def interrupted(*_: object, **__: object) -> None:
@@ -245,7 +241,7 @@ def test_an_interrupt_is_a_cancelling_only_where_the_upload_to_xet_was_broken_of
         hub.preupload("ada/x", weights, weights.name, sha256="0" * 64)
 
 
-def test_an_upload_to_xet_says_how_far_it_is_and_whoever_is_told_can_end_it(xet: ScriptedHub, weights: Path) -> None:
+def test_an_upload_to_xet_says_how_far_it_is_and_whoever_is_told_can_end_it(xet, weights):
     _, over = storage_that_never_answers(xet)
     told: list[int] = []
 
@@ -273,8 +269,8 @@ def test_an_upload_to_xet_says_how_far_it_is_and_whoever_is_told_can_end_it(xet:
     ],
 )
 def test_what_the_hub_refuses_to_xet_is_told_in_its_words_and_is_no_trouble_of_the_connection(
-    xet: ScriptedHub, weights: Path, status: int, words: str, refusal: type[HubmergeError]
-) -> None:
+    xet, weights, status, words, refusal
+):
     xet.bend = lambda request: sent_to_xet(request) or error(status, message=words)
     with pytest.raises(refusal) as caught:
         hub_with_xet(xet).preupload("ada/x", weights, weights.name, sha256="0" * 64)
@@ -308,8 +304,8 @@ def model(faulty_hub: LocalHubProcess, undisturbed: object) -> Model:
 
 
 def test_a_download_is_broken_off_with_the_next_bytes_and_the_next_one_goes_on_where_it_was(
-    faulty_hub: LocalHubProcess, patient: Hub, model: Model, switch: FaultSwitch, tmp_path: Path
-) -> None:
+    faulty_hub, patient, model, switch, tmp_path
+):
     file, told = model.files[NAME], [0]
 
     def progress(count: int) -> None:
@@ -327,9 +323,7 @@ def test_a_download_is_broken_off_with_the_next_bytes_and_the_next_one_goes_on_w
     assert switch.state(rule).requests[0].range == f"bytes={told[0]}-{file.size - 1}"
 
 
-def test_a_download_is_broken_off_while_it_reads_what_an_earlier_one_left(
-    patient: Hub, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_is_broken_off_while_it_reads_what_an_earlier_one_left(patient, model, tmp_path, monkeypatch):
     partial = tmp_path / model.ref.sha / (NAME + ".partial")
     partial.parent.mkdir()
     partial.write_bytes(bytes(100_000))
@@ -349,9 +343,7 @@ def test_a_download_is_broken_off_while_it_reads_what_an_earlier_one_left(
 
 @pytest.mark.parametrize("inputs", [10**9, 0], ids=["whole", "ranges"])
 @pytest.mark.parametrize("end", [CancelledError, KeyboardInterrupt])
-def test_a_cancelled_merge_ends_at_once_and_the_next_run_goes_on(
-    line: Line, switch: FaultSwitch, inputs: int, end: type[BaseException]
-) -> None:
+def test_a_cancelled_merge_ends_at_once_and_the_next_run_goes_on(line, switch, inputs, end):
     line.hub = Hub(line.process.endpoint, line.process.tokens["ada"])
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
     fault = Status(status=503, retry_after="50")
@@ -371,9 +363,7 @@ def test_a_cancelled_merge_ends_at_once_and_the_next_run_goes_on(
 
 
 @pytest.mark.parametrize("when", ["header", "whole", "ranges"])
-def test_ctrl_c_ends_a_command_whose_merge_waits_for_the_hub(
-    line: Line, switch: FaultSwitch, tmp_path: Path, when: str
-) -> None:
+def test_ctrl_c_ends_a_command_whose_merge_waits_for_the_hub(line, switch, tmp_path, when):
     """A thread that waits for bytes of a silent Hub is left behind after a few seconds."""
     inputs = 10_000 if when == "ranges" else 10**9
     budget = line.prepare().plan.output_bytes + inputs

@@ -55,7 +55,7 @@ UNNAMED_SOURCE = {
     ("status", "stated"), [*((206, stated) for stated in STATED), (200, "bytes 0-7/13512"), (200, "")]
 )
 def test_another_range_than_the_one_asked_for_and_a_whole_file_in_its_place_are_refused(
-    server: ScriptedHub, hub: Hub, pauses: list[float], status: int, stated: str
+    server, hub, pauses, status, stated
 ):
     server.bend = lambda request: Answer(status, b"12345678", {"Content-Range": stated} if stated else {})
     with pytest.raises(HubUnavailableError, match="did not answer the byte range"):
@@ -64,7 +64,7 @@ def test_another_range_than_the_one_asked_for_and_a_whole_file_in_its_place_are_
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_more_bytes_than_asked_for_are_not_taken(server: ScriptedHub, hub: Hub, chunked: bool):
+def test_more_bytes_than_asked_for_are_not_taken(server, hub, chunked):
     headers = {"Content-Range": "bytes 0-7/13512"}
     server.bend = lambda request: Answer(206, b"x" * 5_000_000, headers, chunked=chunked)
     with pytest.raises(FormatError, match="more than was asked for"):
@@ -74,14 +74,14 @@ def test_more_bytes_than_asked_for_are_not_taken(server: ScriptedHub, hub: Hub, 
         hub.read_file(server.repo, server.sha, "config.json", 1000)
 
 
-def test_compressed_answers_are_refused(server: ScriptedHub, hub: Hub):
+def test_compressed_answers_are_refused(server, hub):
     server.bend = lambda request: Answer(200, b"\x1f\x8b", {"Content-Encoding": "gzip"})
     with pytest.raises(HubUnavailableError, match="compresses"):
         hub.read_file(server.repo, server.sha, "config.json")
     assert server.requests[-1].headers["accept-encoding"] == "identity"
 
 
-def test_too_few_bytes_are_asked_for_again(server: ScriptedHub, hub: Hub, pauses: list[float]):
+def test_too_few_bytes_are_asked_for_again(server, hub, pauses):
     assert hub.read_range(server.repo, server.sha, "model.safetensors", 8, 8) == b""
     assert server.requests == [], "an empty range asks nobody"
     answers = [Answer(206, b"1234", {"Content-Range": "bytes 0-7/13512"}), Answer(503), None]
@@ -91,7 +91,7 @@ def test_too_few_bytes_are_asked_for_again(server: ScriptedHub, hub: Hub, pauses
     assert len(pauses) == 2
 
 
-def test_a_range_is_read_into_memory_that_is_there(server: ScriptedHub, hub: Hub, pauses: list[float]):
+def test_a_range_is_read_into_memory_that_is_there(server, hub, pauses):
     """From its start again where it broke off, and never beyond its end."""
     answers = [Answer(206, b"1234", {"Content-Range": "bytes 8-15/13512"}), None]
     server.bend = lambda request: answers.pop(0)
@@ -104,9 +104,7 @@ def test_a_range_is_read_into_memory_that_is_there(server: ScriptedHub, hub: Hub
     assert bytes(out[12:]) == b"...."
 
 
-def test_a_download_that_breaks_off_goes_on_at_the_byte(
-    server: ScriptedHub, hub: Hub, tmp_path: Path, pauses: list[float]
-):
+def test_a_download_that_breaks_off_goes_on_at_the_byte(server, hub, tmp_path, pauses):
     content = server.files["model.safetensors"]
     cuts = [1000, 5, 7000]
 
@@ -144,9 +142,7 @@ STATED_AS = pytest.mark.parametrize("stated", [weights, not_in_lfs])
 
 @STATED_AS
 @pytest.mark.parametrize("left", [0, 4321, None])
-def test_corrupt_bytes_leave_no_file_under_the_final_name(
-    server: ScriptedHub, hub: Hub, tmp_path: Path, left: int | None, stated: Callable[[ScriptedHub], FileInfo]
-):
+def test_corrupt_bytes_leave_no_file_under_the_final_name(server, hub, tmp_path, left, stated):
     """Served so, whatever of them lies there already."""
     file = stated(server)
     server.files["model.safetensors"] = corrupted(server.files["model.safetensors"])
@@ -170,13 +166,7 @@ def test_corrupt_bytes_leave_no_file_under_the_final_name(
     ],
 )
 def test_what_an_earlier_run_fetched_is_used_if_it_is_what_the_hub_states_and_fetched_again_if_not(
-    server: ScriptedHub,
-    hub: Hub,
-    tmp_path: Path,
-    name: str,
-    left: Callable[[bytes], bytes],
-    starts: list[int],
-    stated: Callable[[ScriptedHub], FileInfo],
+    server, hub, tmp_path, name, left, starts, stated
 ):
     content = server.files["model.safetensors"]
     leave(server, tmp_path, left(content), name)
@@ -191,9 +181,7 @@ def test_what_an_earlier_run_fetched_is_used_if_it_is_what_the_hub_states_and_fe
 
 
 @STATED_AS
-def test_a_damaged_file_of_the_client_s_is_fetched(
-    server: ScriptedHub, hub: Hub, tmp_path: Path, stated: Callable[[ScriptedHub], FileInfo]
-):
+def test_a_damaged_file_of_the_client_s_is_fetched(server, hub, tmp_path, stated):
     content = server.files["model.safetensors"]
     file = replace(stated(server), here=tmp_path / "here")
     for lies_there, asked in ((content, 0), (corrupted(content), 1)):
@@ -202,18 +190,14 @@ def test_a_damaged_file_of_the_client_s_is_fetched(
         assert len(server.requests) == asked
 
 
-def test_a_download_does_not_wait_for_a_server_that_sends_a_byte_at_a_time(
-    server: ScriptedHub, hub: Hub, tmp_path: Path
-):
+def test_a_download_does_not_wait_for_a_server_that_sends_a_byte_at_a_time(server, hub, tmp_path):
     server.bend = lambda request: Answer(**{**vars(server.honest(request)), "sent": 1})
     with pytest.raises(TransientHubError):
         fetch(hub, server, tmp_path)
     assert len(server.requests) == 5
 
 
-def test_a_full_disk_is_told_from_a_broken_network(
-    server: ScriptedHub, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_disk_is_told_from_a_broken_network(server, hub, tmp_path, monkeypatch):
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -223,7 +207,7 @@ def test_a_full_disk_is_told_from_a_broken_network(
     assert len(server.requests) == 1
 
 
-def test_a_file_name_cannot_lead_out_of_the_cache(server: ScriptedHub, hub: Hub, tmp_path: Path):
+def test_a_file_name_cannot_lead_out_of_the_cache(server, hub, tmp_path):
     for path in ("../x.safetensors", "/etc/passwd", "a/../../b", "a\\b", "a\0b", ""):
         with pytest.raises(FormatError, match="leads elsewhere"):
             fetch(hub, server, tmp_path, FileInfo(path, 4, None))
@@ -231,9 +215,7 @@ def test_a_file_name_cannot_lead_out_of_the_cache(server: ScriptedHub, hub: Hub,
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 522])
-def test_what_passes_is_repeated_with_growing_random_pauses(
-    server: ScriptedHub, hub: Hub, pauses: list[float], status: int
-):
+def test_what_passes_is_repeated_with_growing_random_pauses(server, hub, pauses, status):
     server.bend = lambda request: error(status)
     with pytest.raises(TransientHubError, match=str(status)):
         hub.repo_state("org/model")
@@ -246,9 +228,7 @@ def test_what_passes_is_repeated_with_growing_random_pauses(
 @pytest.mark.parametrize(
     ("status", "advice"), [(400, "refused again"), (405, "refused again"), (409, "later"), (451, "refused again")]
 )
-def test_what_does_not_pass_is_not_repeated_and_nobody_is_told_to_repeat_what_is_refused(
-    server: ScriptedHub, hub: Hub, status: int, advice: str
-):
+def test_what_does_not_pass_is_not_repeated_and_nobody_is_told_to_repeat_what_is_refused(server, hub, status, advice):
     server.bend = lambda request: error(status)
     with pytest.raises(HubUnavailableError) as caught:
         hub.repo_state("org/model")
@@ -269,7 +249,7 @@ def test_the_pause_that_a_server_asks_for_is_read_and_one_that_makes_no_sense_is
         assert asked_pause_s(headers) == seconds
 
 
-def test_the_pause_that_a_server_asks_for_is_kept(server: ScriptedHub, hub: Hub, pauses: list[float]):
+def test_the_pause_that_a_server_asks_for_is_kept(server, hub, pauses):
     answers: list[Answer | None] = [error(429, Retry_After="7"), None]
     server.bend = lambda request: answers.pop(0)
     hub.read_file(server.repo, server.sha, "config.json")
@@ -277,7 +257,7 @@ def test_the_pause_that_a_server_asks_for_is_kept(server: ScriptedHub, hub: Hub,
     assert 7 <= pause <= 8
 
 
-def test_a_pause_too_long_for_a_request_is_left_to_the_job(server: ScriptedHub, hub: Hub, pauses: list[float]):
+def test_a_pause_too_long_for_a_request_is_left_to_the_job(server, hub, pauses):
     server.bend = lambda request: error(429, RateLimit='"api";r=0;t=290')
     with pytest.raises(TransientHubError) as caught:
         hub.repo_state("org/model")
@@ -287,11 +267,7 @@ def test_a_pause_too_long_for_a_request_is_left_to_the_job(server: ScriptedHub, 
 
 
 def test_the_bytes_of_a_merge_wait_for_the_end_of_the_hub_s_window_and_a_program_is_told_of_it_and_of_nothing_beside(
-    server: ScriptedHub,
-    hub: Hub,
-    pauses: list[float],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    server, hub, pauses, monkeypatch, capsys
 ):
     for name in ("", "hubmerge.hub.errors", "huggingface_hub.utils._http"):
         monkeypatch.setattr(logging.getLogger(name), "handlers", [])
@@ -307,9 +283,7 @@ def test_the_bytes_of_a_merge_wait_for_the_end_of_the_hub_s_window_and_a_program
     assert capsys.readouterr().err == ""
 
 
-def test_a_pause_beyond_the_hub_s_window_or_the_asker_s_time_is_waited_for_by_nobody(
-    server: ScriptedHub, hub: Hub, pauses: list[float], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_pause_beyond_the_hub_s_window_or_the_asker_s_time_is_waited_for_by_nobody(server, hub, pauses, monkeypatch):
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: pytest.fail("the client waits"))
     lost = partial(hub.missing_uploads, files=[("0" * 64, 1)])
     for status, encoding in ((429, ""), (503, ""), (429, "gzip")):
@@ -329,7 +303,7 @@ def test_a_pause_beyond_the_hub_s_window_or_the_asker_s_time_is_waited_for_by_no
     assert pauses == []
 
 
-def test_a_hub_that_is_not_there_is_worth_a_retry(pauses: list[float]):
+def test_a_hub_that_is_not_there_is_worth_a_retry(pauses):
     with pytest.raises(TransientHubError, match="cannot be reached") as caught:
         Hub("http://127.0.0.1:9", patience=Patience(sleep=pauses.append)).repo_state("org/model")
     assert caught.value.retryable
@@ -352,9 +326,7 @@ ASKS: dict[str, Callable[[Hub], object]] = {
 
 @pytest.mark.usefixtures("client_pauses")
 @pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
-def test_a_hub_that_takes_a_question_and_says_nothing_is_not_waited_for_without_end(
-    ask: Callable[[Hub], object], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_hub_that_takes_a_question_and_says_nothing_is_not_waited_for_without_end(ask, monkeypatch):
     monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel takes what comes
         hub = Hub(f"http://127.0.0.1:{silent.getsockname()[1]}", "hf_x", patience=Patience(tries=1))
@@ -380,7 +352,7 @@ def test_a_hub_that_takes_a_question_and_says_nothing_is_not_waited_for_without_
         ),
     ],
 )
-def test_an_answer_without_sense_is_no_crash(server: ScriptedHub, hub: Hub, body: bytes):
+def test_an_answer_without_sense_is_no_crash(server, hub, body):
     server.bend = lambda request: Answer(200, body, {"Content-Type": "application/json"})
     for ask in (
         lambda: hub.repo_state("org/model"),
@@ -398,9 +370,7 @@ def test_an_answer_without_sense_is_no_crash(server: ScriptedHub, hub: Hub, body
         ({"actions": {"upload": {"href": "", "header": {"chunk_size": "x"}}}}, "makes no sense .* `chunk_size`"),
     ],
 )
-def test_a_file_that_the_hub_does_not_take_is_told_with_its_reason(
-    server: ScriptedHub, hub: Hub, folder: Path, said: dict[str, Any], told: str
-):
+def test_a_file_that_the_hub_does_not_take_is_told_with_its_reason(server, hub, folder, said, told):
     """Both come from the client as errors of its own."""
     path = folder / "model.safetensors"
     mode = {"path": path.name, "uploadMode": "lfs", "shouldIgnore": False, "oid": None}
@@ -411,9 +381,7 @@ def test_a_file_that_the_hub_does_not_take_is_told_with_its_reason(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_file_of_the_client_s_that_cannot_be_read_is_fetched(
-    server: ScriptedHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
+def test_a_file_of_the_client_s_that_cannot_be_read_is_fetched(server, tmp_path, monkeypatch, name):
     """One of another user's, or one that was deleted since."""
     here = tmp_path / "models--org--model" / "snapshots" / server.sha / name
     here.parent.mkdir(parents=True)
@@ -446,21 +414,19 @@ def test_a_file_of_the_client_s_that_cannot_be_read_is_fetched(
     ],
     ids=str,
 )
-def test_a_card_that_the_client_cannot_read_keeps_nobody_from_its_repo(
-    server: ScriptedHub, hub: Hub, damage: dict[str, Any]
-):
+def test_a_card_that_the_client_cannot_read_keeps_nobody_from_its_repo(server, hub, damage):
     server.card = {"license": "mit", **damage}
     assert hub.repo_state("org/model").license == "mit"
     server.card = "x"
     assert hub.repo_state("org/model").card == {}
 
 
-def test_a_pinned_commit_is_not_swapped_for_another(server: ScriptedHub, hub: Hub):
+def test_a_pinned_commit_is_not_swapped_for_another(server, hub):
     with pytest.raises(HubUnavailableError, match="another commit"):
         hub.repo_state("org/model", "b" * 40)
 
 
-def test_an_error_page_without_end_is_not_read_to_its_end(server: ScriptedHub, hub: Hub):
+def test_an_error_page_without_end_is_not_read_to_its_end(server, hub):
     server.bend = lambda request: (
         error(404, "EntryNotFound", "x" * 60_000)
         if "api" in request.path
@@ -472,7 +438,7 @@ def test_an_error_page_without_end_is_not_read_to_its_end(server: ScriptedHub, h
     assert server.hung_up.wait(timeout=30)
 
 
-def test_a_redirect_on_the_same_hub_is_followed_with_the_token(server: ScriptedHub, hub: Hub):
+def test_a_redirect_on_the_same_hub_is_followed_with_the_token(server, hub):
     def bend(request: Request) -> Answer | None:
         if "/resolve/" in request.path and "moved" not in request.path:
             return Answer(307, headers={"Location": "/moved" + request.path})
@@ -485,7 +451,7 @@ def test_a_redirect_on_the_same_hub_is_followed_with_the_token(server: ScriptedH
     assert [r.headers.get("authorization") for r in server.requests] == ["Bearer hf_canary_token"] * 2
 
 
-def test_the_token_is_not_sent_to_another_origin(server: ScriptedHub, hub: Hub):
+def test_the_token_is_not_sent_to_another_origin(server, hub):
     with ScriptedHub(server.files) as storage:
         server.bend = lambda request: Answer(302, headers={"Location": storage.endpoint + request.path})
         expected = server.files["model.safetensors"][:8]
@@ -496,21 +462,21 @@ def test_the_token_is_not_sent_to_another_origin(server: ScriptedHub, hub: Hub):
         assert "hf_canary_token" not in str(request)
 
 
-def test_redirects_in_a_circle_come_to_an_end(server: ScriptedHub, hub: Hub):
+def test_redirects_in_a_circle_come_to_an_end(server, hub):
     server.bend = lambda request: Answer(302, headers={"Location": request.path})
     with pytest.raises(HubUnavailableError, match="too many redirects"):
         hub.read_file(server.repo, server.sha, "config.json")
     assert len(server.requests) == 5
 
 
-def test_a_local_hub_leads_to_no_other_machine(server: ScriptedHub, hub: Hub):
+def test_a_local_hub_leads_to_no_other_machine(server, hub):
     for location in ("http://169.254.169.254/latest/", "https://example.org/x", "file:///etc/passwd"):
         server.bend = lambda request, location=location: Answer(302, headers={"Location": location})
         with pytest.raises(HubUnavailableError, match="another machine"):
             hub.read_file(server.repo, server.sha, "config.json")
 
 
-def test_threads_that_connect_at_once_set_the_client_up_once(monkeypatch: pytest.MonkeyPatch):
+def test_threads_that_connect_at_once_set_the_client_up_once(monkeypatch):
     """Setting it up closes the connections that another thread has just got."""
     set_up, factories = huggingface_hub.set_client_factory, []
 
@@ -578,7 +544,7 @@ PRIVATE = (
         *((location, "8.8.8.8", "not https") for location in ("ftp://inside.example/x", "file:///x")),
     ],
 )
-def test_a_public_hub_leads_to_https_in_the_internet_alone(web: Web, location: str, addresses: str, told: str):
+def test_a_public_hub_leads_to_https_in_the_internet_alone(web, location, addresses, told):
     web.addresses = {"inside.example": addresses.split(), "hub.example": ["8.8.4.4"]}
     lead_to(web, location)
     with pytest.raises(HubUnavailableError, match=told):
@@ -586,16 +552,14 @@ def test_a_public_hub_leads_to_https_in_the_internet_alone(web: Web, location: s
     assert [r.url.host for r in web.requests] == ["hub.example"]
 
 
-def test_a_private_hub_may_lead_to_its_own_network(web: Web):
+def test_a_private_hub_may_lead_to_its_own_network(web):
     web.addresses = {"hub.example": ["10.0.0.1"], "cdn.example": ["10.0.0.2"]}
     lead_to(web, "https://cdn.example/x")
     assert Hub("https://hub.example").read_file("org/model", "a" * 40, "config.json") == b"content"
 
 
 @pytest.mark.parametrize("proxy", ["HTTPS_PROXY", "all_proxy", None])
-def test_storage_whose_name_a_proxy_alone_can_look_up_is_read_through_it(
-    web: Web, pauses: list[float], monkeypatch: pytest.MonkeyPatch, proxy: str | None
-):
+def test_storage_whose_name_a_proxy_alone_can_look_up_is_read_through_it(web, pauses, monkeypatch, proxy):
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -621,7 +585,7 @@ def test_storage_whose_name_a_proxy_alone_can_look_up_is_read_through_it(
         ("SSL_CERT_FILE", "/nowhere", "Name a file with the network's certificates in SSL_CERT_FILE."),
     ],
 )
-def test_a_way_out_that_cannot_be_used_is_told_without_its_password(name: str, value: str, told: str):
+def test_a_way_out_that_cannot_be_used_is_told_without_its_password(name, value, told):
     code = """
 from hubmerge.errors import HubmergeError
 from hubmerge.hub.client import Hub
@@ -637,7 +601,7 @@ except HubmergeError as error:
 
 
 @pytest.mark.parametrize(("scheme", "status"), [("https", 0), ("http", 407)])
-def test_a_proxy_that_refuses_its_user_is_named(web: Web, scheme: str, status: int):
+def test_a_proxy_that_refuses_its_user_is_named(web, scheme, status):
     """In the way to an https address it refuses the tunnel; else its answer stands for the Hub's."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -654,7 +618,7 @@ def test_a_proxy_that_refuses_its_user_is_named(web: Web, scheme: str, status: i
     ("known", "after"),
     [("", "127.0.0.1,localhost,::1"), ("cdn.example,localhost", "cdn.example,localhost,127.0.0.1,::1"), ("*", "*")],
 )
-def test_a_hub_on_this_machine_is_asked_past_every_proxy(server: ScriptedHub, known: str, after: str):
+def test_a_hub_on_this_machine_is_asked_past_every_proxy(server, known, after):
     code = """
 import os, sys
 from hubmerge.hub.client import Hub
@@ -667,7 +631,7 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize("words", ["Invalid credentials in Authorization header", "The token is expired", ""])
-def test_a_token_that_ends_is_told_from_a_repo_that_is_gone_whatever_words_the_hub_has_for_it(web: Web, words: str):
+def test_a_token_that_ends_is_told_from_a_repo_that_is_gone_whatever_words_the_hub_has_for_it(web, words):
     """To a signed-in request a missing repo is 404; the client takes most of what is 401 for a missing repo."""
     headers = {"X-Error-Message": words} if words else {}
     web.answer = lambda request: httpx2.Response(401, headers=headers, stream=httpx2.ByteStream(b""))
@@ -677,16 +641,14 @@ def test_a_token_that_ends_is_told_from_a_repo_that_is_gone_whatever_words_the_h
             ask()
 
 
-def test_a_login_that_a_windows_shell_wrote_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_login_that_a_windows_shell_wrote_is_named(tmp_path, monkeypatch):
     (tmp_path / "token").write_text("hf_canary_token", encoding="utf-16")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     with pytest.raises(LoginError, match=rf"no text in {tmp_path}/token\. Write the token into it as UTF-8"):
         stored_token(DEFAULT_ENDPOINT)
 
 
-def test_a_login_that_cannot_be_read_is_named_and_a_home_that_is_no_folder_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_login_that_cannot_be_read_is_named_and_a_home_that_is_no_folder_has_none(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path))  # as Docker mounts a file that is not there
     with pytest.raises(LoginError, match=rf"cannot be used in {tmp_path}: got Is a directory\. Set HF_TOKEN"):
         stored_token(DEFAULT_ENDPOINT)
@@ -697,7 +659,7 @@ def test_a_login_that_cannot_be_read_is_named_and_a_home_that_is_no_folder_has_n
 @pytest.mark.parametrize(
     ("token", "code"), [("", ""), ("", "RepoNotFound"), ("hf_canary_token", "RepoNotFound")], ids=str
 )
-def test_a_repo_that_the_hub_does_not_show_is_missing_to_whom_it_does_not_show_it(web: Web, token: str, code: str):
+def test_a_repo_that_the_hub_does_not_show_is_missing_to_whom_it_does_not_show_it(web, token, code):
     web.answer = lambda request: httpx2.Response(401, headers={"X-Error-Code": code} if code else {})
     with pytest.raises(SourceNotFoundError, match="no such repo, or one that you may not read"):
         Hub("https://hub.example", token).head("org/model")
@@ -705,7 +667,7 @@ def test_a_repo_that_the_hub_does_not_show_is_missing_to_whom_it_does_not_show_i
 
 @pytest.mark.parametrize("body", [b"", b"no"])
 @pytest.mark.parametrize("status", [403, 404, 418, 503])
-def test_neither_token_nor_signature_reaches_a_message(web: Web, pauses: list[float], status: int, body: bytes):
+def test_neither_token_nor_signature_reaches_a_message(web, pauses, status, body):
     web.addresses = {"cdn.example": ["8.8.8.8"]}
     lead_to(web, "https://cdn.example/x?X-Amz-Signature=canary_signature")
     redirect = web.answer

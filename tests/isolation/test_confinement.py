@@ -255,7 +255,7 @@ def test_the_numbers_are_the_kernel_headers(header, column):
     assert len(ours.keys() & known.keys()) > 60
 
 
-def test_the_ways_around_a_socket_ban_are_closed() -> None:
+def test_the_ways_around_a_socket_ban_are_closed():
     code = """
     import ctypes, errno
     from hubmerge.isolation import seccomp
@@ -267,7 +267,7 @@ def test_the_ways_around_a_socket_ban_are_closed() -> None:
     assert set(child(code)) == {"refused"}
 
 
-def test_multiprocessing_and_asyncio_still_work() -> None:
+def test_multiprocessing_and_asyncio_still_work():
     code = """
     import asyncio, multiprocessing
     async def three():

@@ -26,13 +26,13 @@ def place(zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return tmp_path
 
 
-def test_import_hubmerge_imports_nothing_that_it_does_not_use() -> None:
+def test_import_hubmerge_imports_nothing_that_it_does_not_use():
     heavy = "{'torch', 'gradio', 'transformers', 'numpy', 'pydantic', 'huggingface_hub', 'yaml'}"
     script = f"import sys, hubmerge\nprint(sorted({heavy} & set(sys.modules)), hubmerge.__version__)"
     assert printed_by(script).strip() == f"[] {hubmerge.__version__}"
 
 
-def test_the_names_mean_functions_whatever_was_imported_before() -> None:
+def test_the_names_mean_functions_whatever_was_imported_before():
     modules = (
         "line library cli.merge cli.inspect cli.probe cli.evaluate board.leaderboard evaluation.runner output.publish"
     )
@@ -47,24 +47,24 @@ def test_the_names_mean_functions_whatever_was_imported_before() -> None:
     assert printed_by(script).strip() == "hubmerge.library"
 
 
-def test_a_name_that_is_not_offered_is_no_attribute() -> None:
+def test_a_name_that_is_not_offered_is_no_attribute():
     with pytest.raises(AttributeError, match="no attribute 'mrege'"):
         hubmerge.mrege  # noqa: B018
 
 
-def test_every_function_says_what_it_raises() -> None:
+def test_every_function_says_what_it_raises():
     for name in OFFERED:
         words = getattr(hubmerge, name).__doc__
         assert "Raises" in words, name
 
 
-def test_recipes_are_mappings_files_or_recipes(place: Path) -> None:
+def test_recipes_are_mappings_files_or_recipes(place):
     (place / "recipe.yaml").write_text(json.dumps(RECIPE))
     plan = hubmerge.inspect(RECIPE)
     assert plan.identity == hubmerge.inspect("recipe.yaml").identity == hubmerge.inspect(plan.recipe).identity
 
 
-def test_what_is_returned_shows_itself_in_one_line(place: Path) -> None:
+def test_what_is_returned_shows_itself_in_one_line(place):
     plan, statistics, report = hubmerge.inspect(RECIPE), hubmerge.probe(RECIPE), hubmerge.merge(RECIPE, "merged")
     merge = f"{plan.identity[:16]}: %s of 2 agents"
     assert repr(plan).startswith(f"<Plan {merge % 'ram'} on zoo/base, {plan.elements:,} parameters>")
@@ -76,14 +76,14 @@ def test_what_is_returned_shows_itself_in_one_line(place: Path) -> None:
     assert all(len(repr(value)) < 200 for value in (plan, statistics, report))
 
 
-def test_a_merge_goes_to_one_place(place: Path) -> None:
+def test_a_merge_goes_to_one_place(place):
     with pytest.raises(hubmerge.HubmergeError, match="E_RECIPE: a merge goes to a folder or to a repo"):
         hubmerge.merge(RECIPE)  # type: ignore[call-overload]
     with pytest.raises(hubmerge.HubmergeError, match="expected one of out and to"):
         hubmerge.merge(RECIPE, "out", to="ada/both")  # type: ignore[call-overload]
 
 
-def test_the_command_and_the_library_make_the_same_folder(place: Path) -> None:
+def test_the_command_and_the_library_make_the_same_folder(place):
     (place / "recipe.yaml").write_text(json.dumps(RECIPE))
     assert main(["merge", "recipe.yaml", "--out", "by-command", "--license", "apache-2.0"]) == 0
     hubmerge.merge(RECIPE, "by-library", license="apache-2.0")
@@ -104,7 +104,7 @@ def examples() -> str:
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_page_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_of_the_page_run(place, capsys):
     names: dict[str, Any] = {}
     exec(compile(examples(), str(ROOT / "docs" / "library.md"), "exec"), names)
     said = capsys.readouterr().out

@@ -47,8 +47,6 @@ def report(folder: Path, *, passed: int, failed: int = 0, errors: int = 0, skipp
         (None, {"passed": 0}, 0, 1),
     ],
 )
-def test_every_test_must_run_and_pass_or_of_a_selection_one_at_least(
-    run: ModuleType, tmp_path: Path, suite: str | None, counts: dict[str, int] | None, code: int, expected: int
-) -> None:
+def test_every_test_must_run_and_pass_or_of_a_selection_one_at_least(run, tmp_path, suite, counts, code, expected):
     path = tmp_path / "report.xml" if counts is None else report(tmp_path, **counts)
     assert run.summarize(path, code, suite and run.PLAIN) == expected

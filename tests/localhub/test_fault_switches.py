@@ -47,7 +47,7 @@ def path(ada: HfApi, name: str) -> str:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
-def test_without_the_option_there_is_no_such_route(local_hub: LocalHubProcess, method: str) -> None:
+def test_without_the_option_there_is_no_such_route(local_hub, method):
     answer = whole(local_hub, method, ADMIN_PATH, b'{"path": "x", "fault": {"kind": "observe"}}')
     assert answer.status == 404
     with pytest.raises(HubUnavailableError, match="--faults"):
@@ -61,7 +61,7 @@ WRONG = (
 )
 
 
-def test_a_rule_that_is_none_is_refused_and_changes_nothing(faulty_hub: LocalHubProcess, switch: FaultSwitch) -> None:
+def test_a_rule_that_is_none_is_refused_and_changes_nothing(faulty_hub, switch):
     switch.add("/other", Observe())
     before = switch.states()
     faults = [{"fault": {"kind": kind, **more}} for kind, wrong in FAULTS.items() for more in wrong]
@@ -72,9 +72,7 @@ def test_a_rule_that_is_none_is_refused_and_changes_nothing(faulty_hub: LocalHub
     assert switch.states() == before
 
 
-def test_a_form_of_a_web_page_and_a_rebound_name_do_not_reach_the_switches(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch
-) -> None:
+def test_a_form_of_a_web_page_and_a_rebound_name_do_not_reach_the_switches(faulty_hub, switch):
     rule = json.dumps(GOOD).encode()
     assert whole(faulty_hub, "POST", ADMIN_PATH, rule, Content_Type="text/plain").status == 415
     evil = whole(faulty_hub, "POST", ADMIN_PATH, rule, Content_Type="application/json", Host="evil.example")
@@ -82,9 +80,7 @@ def test_a_form_of_a_web_page_and_a_rebound_name_do_not_reach_the_switches(
     assert switch.states() == ()
 
 
-def test_rules_are_counted_skipped_and_used_up_each_for_itself(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str
-) -> None:
+def test_rules_are_counted_skipped_and_used_up_each_for_itself(faulty_hub, switch, path):
     second = switch.add("/resolve/", Status(status=503), methods=["GET"], skip=1, times=2)
     every = switch.add(r"file\.bin$", Observe(), times=None)
     assert [whole(faulty_hub, "GET", path).status for _ in range(5)] == [200, 503, 503, 200, 200]
@@ -101,9 +97,7 @@ def test_rules_are_counted_skipped_and_used_up_each_for_itself(
 
 
 @pytest.mark.parametrize("at", [0, 1, 70_000, 999_999])
-def test_a_reset_delivers_the_bytes_before_it_and_no_more(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, at: int
-) -> None:
+def test_a_reset_delivers_the_bytes_before_it_and_no_more(faulty_hub, switch, path, at):
     switch.add("/resolve/", Reset(at=at))
     answer, error = exchange(faulty_hub, "GET", path)
     assert (answer.status, answer.body) == (200, CONTENT[:at])
@@ -116,9 +110,7 @@ def test_a_reset_delivers_the_bytes_before_it_and_no_more(
     [(Reset(at=100, of="request"), ["initial commit"]), (LostAnswer(), ["files", "initial commit"])],
     ids=lambda value: getattr(value, "kind", ""),
 )
-def test_a_reset_upload_changes_nothing_and_a_lost_answer_leaves_the_commit(
-    switch: FaultSwitch, ada: HfApi, name: str, fault: Reset | LostAnswer, titles: list[str]
-) -> None:
+def test_a_reset_upload_changes_nothing_and_a_lost_answer_leaves_the_commit(switch, ada, name, fault, titles):
     ada.create_repo(name)
     rule = switch.add("/commit/main", fault, methods=["POST"])
     with pytest.raises(Exception, match=r"[Rr]eset|[Bb]roken|[Dd]isconnect"):
@@ -128,9 +120,7 @@ def test_a_reset_upload_changes_nothing_and_a_lost_answer_leaves_the_commit(
 
 
 @pytest.mark.parametrize("fault", [Delay(seconds=0.2), Stall(at=70_000, seconds=0.2)], ids=lambda f: f.kind)
-def test_a_delayed_request_is_handled_and_a_stalled_body_goes_on(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, fault: Delay | Stall
-) -> None:
+def test_a_delayed_request_is_handled_and_a_stalled_body_goes_on(faulty_hub, switch, path, fault):
     rule = switch.add("/resolve/", fault)
     begun = time.monotonic()
     assert whole(faulty_hub, "GET", path).body == CONTENT
@@ -138,9 +128,7 @@ def test_a_delayed_request_is_handled_and_a_stalled_body_goes_on(
     assert (switch.state(rule).fired, switch.state(rule).left) == (1, 0)
 
 
-def test_a_stale_head_is_an_earlier_commit_of_main_everywhere(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, ada: HfApi, name: str
-) -> None:
+def test_a_stale_head_is_an_earlier_commit_of_main_everywhere(faulty_hub, switch, ada, name):
     ada.create_repo(name)
     for number in (1, 2):
         ada.upload_file(repo_id=name, path_or_fileobj=str(number).encode(), path_in_repo="n.txt")
@@ -158,7 +146,7 @@ def test_a_stale_head_is_an_earlier_commit_of_main_everywhere(
     assert whole(faulty_hub, "GET", f"/{name}/resolve/main/n.txt").status == 404
 
 
-def test_several_faults_of_one_request_all_apply(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str) -> None:
+def test_several_faults_of_one_request_all_apply(faulty_hub, switch, path):
     switch.add("/resolve/", Reset(at=100))
     switch.add("/resolve/", WrongByte(at=3))
     switch.add("/resolve/", WholeFile())
@@ -179,7 +167,7 @@ FAULTS = {
 }
 
 
-def test_a_range_is_answered_with_the_whole_file(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str) -> None:
+def test_a_range_is_answered_with_the_whole_file(faulty_hub, switch, path):
     switch.add("/resolve/", WholeFile())
     answer = whole(faulty_hub, "GET", path, Range="bytes=10-19")
     assert (answer.status, answer.body) == (200, CONTENT)
@@ -187,9 +175,7 @@ def test_a_range_is_answered_with_the_whole_file(faulty_hub: LocalHubProcess, sw
 
 
 @pytest.mark.parametrize(("range_", "first"), [(None, 0), ("bytes=600000-600009", 600_000), ("bytes=0-9", 0)])
-def test_a_wrong_byte_stands_at_its_place_in_the_file(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, range_: str | None, first: int
-) -> None:
+def test_a_wrong_byte_stands_at_its_place_in_the_file(faulty_hub, switch, path, range_, first):
     switch.add("/resolve/", WrongByte(at=600_003, mask=1))
     body = whole(faulty_hub, "GET", path, **({"Range": range_} if range_ else {})).body
     right = CONTENT[first : first + len(body)]
@@ -198,7 +184,7 @@ def test_a_wrong_byte_stands_at_its_place_in_the_file(
     assert all(body[i - first] == CONTENT[i] ^ 1 for i in wrong)
 
 
-def test_a_refusal_carries_what_a_client_is_to_obey(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str):
+def test_a_refusal_carries_what_a_client_is_to_obey(faulty_hub, switch, path):
     fault = Status(status=429, retry_after="7", rate_limit_reset_s=9, message="slow dówn")
     switch.add("/resolve/", fault)
     answer = whole(faulty_hub, "GET", path)
@@ -208,9 +194,7 @@ def test_a_refusal_carries_what_a_client_is_to_obey(faulty_hub: LocalHubProcess,
 
 
 @pytest.mark.parametrize("fault", [Delay(seconds=600), Stall(at=70_000)], ids=lambda f: f.kind)
-def test_a_client_that_hangs_up_while_it_waits_is_counted(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, fault: Delay | Stall
-) -> None:
+def test_a_client_that_hangs_up_while_it_waits_is_counted(faulty_hub, switch, path, fault):
     rule = switch.add("/resolve/", fault)
     connection = http.client.HTTPConnection(faulty_hub.endpoint.removeprefix("http://"), timeout=30)
     connection.request("GET", path)
@@ -223,9 +207,7 @@ def test_a_client_that_hangs_up_while_it_waits_is_counted(
     assert whole(faulty_hub, "GET", path).body == CONTENT
 
 
-def test_a_stale_answer_is_the_only_one_on_a_connection_that_the_server_made_wait(
-    faulty_hub: LocalHubProcess, ada: HfApi, switch: FaultSwitch, path: str, name: str
-) -> None:
+def test_a_stale_answer_is_the_only_one_on_a_connection_that_the_server_made_wait(faulty_hub, ada, switch, path, name):
     rule = switch.add("/preupload/", StaleHead())
     address = urlsplit(faulty_hub.endpoint).netloc
     headers = {"Authorization": f"Bearer {faulty_hub.tokens['ada']}", "Content-Type": "application/json"}

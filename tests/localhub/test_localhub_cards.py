@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from html.parser import HTMLParser
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
 
 from localhub.card_html import MAX_CARD_CHARACTERS, card_html, repo_files
@@ -22,7 +19,7 @@ def card(body: str) -> str:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("start", ["", "\ufeff", "\n\n"])
-def test_a_card_is_read_however_its_lines_end(start: str, end: str) -> None:
+def test_a_card_is_read_however_its_lines_end(start, end):
     text = start + card("license: mit\ntags: [a]").replace("\n", end)
     assert parse_card(text) == {"license": "mit", "tags": ["a"]}
     assert card_problems(start + card("license: nobody-s").replace("\n", end))[0]
@@ -44,7 +41,7 @@ def test_a_card_is_read_however_its_lines_end(start: str, end: str) -> None:
         ("a: !!binary aGk=\nb: !!set {x, y}", {"a": "hi", "b": ["x", "y"]}),
     ],
 )
-def test_every_value_becomes_json_as_yaml_1_2_has_it(body: str, expected: dict[str, Any]) -> None:
+def test_every_value_becomes_json_as_yaml_1_2_has_it(body, expected):
     found = parse_card(card(body))
     if "b" in found and isinstance(found["b"], list):
         found["b"].sort()  # a set
@@ -60,7 +57,7 @@ def test_every_value_becomes_json_as_yaml_1_2_has_it(body: str, expected: dict[s
         *("a: !!python/name:os.system", "a: 2024-99-99", "x: " + "a" * 2**20),
     ],
 )
-def test_what_cannot_become_a_card_is_refused_with_a_reason(body: str) -> None:
+def test_what_cannot_become_a_card_is_refused_with_a_reason(body):
     with pytest.raises(ValueError, match=r"card|YAML"):
         parse_card(card(body))
     assert card_problems(card(body))[0]
@@ -74,7 +71,7 @@ def test_what_cannot_become_a_card_is_refused_with_a_reason(body: str) -> None:
         ("base_model_relation: cousin", '"base_model_relation" must be one of [finetune'),
     ],
 )
-def test_a_card_is_held_against_the_hub_s_rules(line: str, problem: str) -> None:
+def test_a_card_is_held_against_the_hub_s_rules(line, problem):
     [error] = card_problems(card(line))[0]
     assert error.startswith(problem)
 
@@ -138,7 +135,7 @@ class Reader(HTMLParser):
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_nothing_of_a_stranger_s_card_runs_calls_or_leads_astray(attack: str) -> None:
+def test_nothing_of_a_stranger_s_card_runs_calls_or_leads_astray(attack):
     for tag, attributes in Reader(card_html(attack, FILES)).found:
         assert tag in TAGS
         assert attributes.keys() <= ATTRIBUTES
@@ -153,7 +150,7 @@ def test_nothing_of_a_stranger_s_card_runs_calls_or_leads_astray(attack: str) ->
             assert ".." not in address
 
 
-def test_a_card_has_its_tables_folds_links_and_figures() -> None:
+def test_a_card_has_its_tables_folds_links_and_figures():
     text = (
         "---\nlicense: mit\n---\n\n# Title\n\n<details><summary>More <b>of it</b></summary>\n\n| a | b |\n|---|---:|\n"
         "| 1 | 2 |\n\n</details>\n\n<!-- a note -->\n\n![Density](figures/d.png) [recipe](recipe.yaml) "
@@ -170,11 +167,11 @@ def test_a_card_has_its_tables_folds_links_and_figures() -> None:
     assert 'href="https://arxiv.org/abs/1"' in html
 
 
-def test_a_card_without_end_is_cut() -> None:
+def test_a_card_without_end_is_cut():
     assert len(card_html("a" * (MAX_CARD_CHARACTERS + 10), FILES)) < MAX_CARD_CHARACTERS + 10
 
 
-def test_the_page_of_a_repo_shows_its_card_and_lets_no_script_run(ada: HfApi, fresh: Callable[[], str]) -> None:
+def test_the_page_of_a_repo_shows_its_card_and_lets_no_script_run(ada, fresh):
     repo = str(ada.create_repo(f"ada/{fresh()}").repo_id)
     card = b"---\nlicense: mit\n---\n\n# A merge\n\n<script>alert(1)</script>\n\n![Density](figures/d.png)\n"
     ada.upload_file(path_or_fileobj=b"\x89PNG\r\n\x1a\n", path_in_repo="figures/d.png", repo_id=repo)
@@ -196,5 +193,5 @@ def test_the_page_of_a_repo_shows_its_card_and_lets_no_script_run(ada: HfApi, fr
 @pytest.mark.parametrize(
     "body", ["tags: []", "language: no", "tags:", "datasets: []\nbase_model: []", "tags: [1, 2.5]"]
 )
-def test_what_the_clients_write_is_no_problem(body: str) -> None:
+def test_what_the_clients_write_is_no_problem(body):
     assert card_problems(card(body)) == ([], [])

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
 from processes import as_ada, printed_by
 
-from localhub.process import LocalHubProcess
 
-
-def test_transformers_peft_and_datasets_push_and_load(
-    local_hub: LocalHubProcess, ada: HfApi, fresh: Callable[[], str], tmp_path: Path
-) -> None:
+def test_transformers_peft_and_datasets_push_and_load(local_hub, ada, fresh, tmp_path):
     model, lora, sharded, rows = (f"ada/{fresh()}" for _ in range(4))
     script = f"""
 import datasets, torch
@@ -54,7 +46,7 @@ assert get_dataset_split_names({rows!r}, "default") == ["train", "test"]
     assert ada.dataset_info(rows).private
 
 
-def test_an_address_that_is_not_served_is_told_from_a_mistake_in_a_name(local_hub: LocalHubProcess) -> None:
+def test_an_address_that_is_not_served_is_told_from_a_mistake_in_a_name(local_hub):
     for path in ("/api/jobs/ada", "/ada/x.git/info/refs?service=git-receive-pack", "/api/settings/x", "/a/b/c/d"):
         answer = get_session().get(local_hub.endpoint + path)
         assert (answer.status_code, "x-error-code" in answer.headers) == (404, False)

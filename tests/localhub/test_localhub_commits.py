@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
@@ -22,7 +21,7 @@ def contents(api: HfApi, repo: str, path: str, revision: str = "main") -> bytes:
     return answer.content
 
 
-def test_file_ids_are_those_of_git_and_of_the_content(ada: HfApi, repo: str) -> None:
+def test_file_ids_are_those_of_git_and_of_the_content(ada, repo):
     # The ids of git come from `git hash-object` and `git mktree` on the same content.
     commit_files(ada, repo, {"d/hello.txt": b"hello\n", "w.bin": b"weights"})
     text, weights = ada.get_paths_info(repo, ["d/hello.txt", "w.bin"])
@@ -37,7 +36,7 @@ def test_file_ids_are_those_of_git_and_of_the_content(ada: HfApi, repo: str) -> 
     assert folder.tree_id == hashlib.sha1(b"tree %d\0" % len(body) + body).hexdigest()
 
 
-def test_of_two_commits_on_one_parent_exactly_one_wins(ada: HfApi, repo: str) -> None:
+def test_of_two_commits_on_one_parent_exactly_one_wins(ada, repo):
     parent = ada.model_info(repo).sha
 
     def push(number: int) -> int:
@@ -49,7 +48,7 @@ def test_of_two_commits_on_one_parent_exactly_one_wins(ada: HfApi, repo: str) ->
     assert len(ada.list_repo_commits(repo)) == 2
 
 
-def test_operations_apply_in_their_order(ada: HfApi, repo: str) -> None:
+def test_operations_apply_in_their_order(ada, repo):
     ada.upload_file(path_or_fileobj=b"old", path_in_repo="a", repo_id=repo)
     post_commit(ada, repo, header(), {"key": "deletedFile", "value": {"path": "a"}}, regular("a/b"))
     assert "a/b" in ada.list_repo_files(repo)
@@ -67,7 +66,7 @@ def test_operations_apply_in_their_order(ada: HfApi, repo: str) -> None:
         *["\\\\h\\x", "nul\0", "line\nbreak", "x" * 1001],
     ],
 )
-def test_a_path_that_leaves_the_repo_is_refused_with_422(ada: HfApi, repo: str, path: str) -> None:
+def test_a_path_that_leaves_the_repo_is_refused_with_422(ada, repo, path):
     head = ada.model_info(repo).sha
     assert post_commit(ada, repo, header(), regular("fine.txt"), regular(path)).status_code == 422
     assert ada.model_info(repo).sha == head
@@ -91,13 +90,13 @@ def test_a_path_that_leaves_the_repo_is_refused_with_422(ada: HfApi, repo: str, 
         ([header(summary=None), regular("a")], 400),
     ],
 )
-def test_a_malformed_commit_changes_nothing(ada: HfApi, repo: str, lines: list[object], code: int) -> None:
+def test_a_malformed_commit_changes_nothing(ada, repo, lines, code):
     head = ada.model_info(repo).sha
     assert post_commit(ada, repo, *lines).status_code == code
     assert ada.model_info(repo).sha == head
 
 
-def test_an_upload_must_have_the_promised_digest_and_size(ada: HfApi, repo: str) -> None:
+def test_an_upload_must_have_the_promised_digest_and_size(ada, repo):
     digest = hashlib.sha256(b"promised").hexdigest()
     actions = batch(ada, repo, digest, 8)["actions"]
     verify = actions["verify"]["href"].removeprefix(ada.endpoint)
@@ -111,7 +110,7 @@ def test_an_upload_must_have_the_promised_digest_and_size(ada: HfApi, repo: str)
     assert "actions" not in batch(ada, repo, digest, 8)  # what is stored is not asked for again
 
 
-def test_a_large_file_uploads_in_parts(tmp_path: Path) -> None:
+def test_a_large_file_uploads_in_parts(tmp_path):
     content = hashlib.sha256(b"seed").digest() * 10_000  # 320,000 bytes: 4 parts, the last one shorter
     options = ["--multipart-bytes", "200000", "--part-bytes", "100000"]
     with LocalHubProcess(tmp_path / "data", options=options) as hub:
@@ -129,7 +128,7 @@ def test_a_large_file_uploads_in_parts(tmp_path: Path) -> None:
             assert get_session().post(upload["href"], json=done).status_code == 400
 
 
-def test_gitattributes_and_content_decide_what_is_large(ada: HfApi, repo: str) -> None:
+def test_gitattributes_and_content_decide_what_is_large(ada, repo):
     commit_files(ada, repo, {"a.onnx": b"name", "b.dat": b"its\0content", "c.md": b"text", "empty.bin": b""})
     large = {entry.path: entry.lfs is not None for entry in ada.list_repo_tree(repo)}
     assert large == {".gitattributes": False, "a.onnx": True, "b.dat": True, "c.md": False, "empty.bin": False}
@@ -138,7 +137,7 @@ def test_gitattributes_and_content_decide_what_is_large(ada: HfApi, repo: str) -
     assert [file.lfs is not None for file in ada.get_paths_info(repo, ["d.md", "d.md.md"])] == [True, False]
 
 
-def test_a_pull_request_is_reviewed_and_merged_by_the_owner(ada: HfApi, bob: HfApi, repo: str) -> None:
+def test_a_pull_request_is_reviewed_and_merged_by_the_owner(ada, bob, repo):
     ada.upload_file(path_or_fileobj=b"base", path_in_repo="a.txt", repo_id=repo)
     proposal = commit_files(bob, repo, {"b.txt": b"from bob"}, create_pr=True)
     assert (proposal.pr_num, proposal.pr_revision) == (1, "refs/pr/1")
@@ -157,7 +156,7 @@ def test_a_pull_request_is_reviewed_and_merged_by_the_owner(ada: HfApi, bob: HfA
 
 
 @pytest.mark.parametrize("theirs", ["a.txt", "a.txt/b.txt"])  # another text, or a folder in the file's place
-def test_a_pull_request_in_conflict_is_not_merged(ada: HfApi, repo: str, theirs: str) -> None:
+def test_a_pull_request_in_conflict_is_not_merged(ada, repo, theirs):
     commit_files(ada, repo, {theirs: b"theirs"}, create_pr=True)
     head = ada.upload_file(path_or_fileobj=b"ours", path_in_repo="a.txt", repo_id=repo).oid
     assert ada.get_discussion_details(repo, 1).conflicting_files == ["a.txt"]
@@ -167,7 +166,7 @@ def test_a_pull_request_in_conflict_is_not_merged(ada: HfApi, repo: str, theirs:
     assert ada.model_info(repo).sha == head
 
 
-def test_large_files_are_listed_once_and_deleted_from_every_branch_and_commit(ada: HfApi, repo: str) -> None:
+def test_large_files_are_listed_once_and_deleted_from_every_branch_and_commit(ada, repo):
     commit_files(ada, repo, {"a.bin": b"\0one", "b.bin": b"\0two"})
     ada.create_branch(repo, branch="dev")
     one, two = sorted(ada.list_lfs_files(repo), key=lambda file: file.filename)
@@ -180,9 +179,7 @@ def test_large_files_are_listed_once_and_deleted_from_every_branch_and_commit(ad
         assert {*ada.list_repo_files(repo, revision=revision)} == {".gitattributes", "b.bin"}
 
 
-def test_an_invalid_card_is_refused_before_the_commit_and_in_one_that_skips_the_client_s_check(
-    ada: HfApi, repo: str
-) -> None:
+def test_an_invalid_card_is_refused_before_the_commit_and_in_one_that_skips_the_client_s_check(ada, repo):
     # the client's HTTP library takes no header of a hundred kilobytes
     card = f"---\nlicense: {[f'mine-{number}' for number in range(200)]}\n---\n".encode()
     with pytest.raises(ValueError, match=r"(?s)Invalid metadata.*must be one of"):
@@ -194,7 +191,7 @@ def test_an_invalid_card_is_refused_before_the_commit_and_in_one_that_skips_the_
     assert in_a_folder.status_code == 200  # no card
 
 
-def test_a_plain_commit_of_a_binary_file_is_refused_and_names_it(ada: HfApi, repo: str) -> None:
+def test_a_plain_commit_of_a_binary_file_is_refused_and_names_it(ada, repo):
     head = ada.model_info(repo).sha
     binary = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
     lines = [regular("fine.txt"), regular("a.png", binary), regular("deep/b.dat", b"a\0b")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -12,7 +11,6 @@ from huggingface_hub.errors import RevisionNotFoundError
 from huggingface_hub.utils import get_session
 from raw_requests import commit_files
 
-from localhub.process import LocalHubProcess
 from localhub.store import Store
 from localhub.tree import MAIN, File, Message, Trees
 
@@ -27,7 +25,7 @@ def filled(ada: HfApi, repo: str) -> str:
     return repo
 
 
-def test_head_tells_commit_digest_and_size(ada: HfApi, filled: str) -> None:
+def test_head_tells_commit_digest_and_size(ada, filled):
     sha = ada.model_info(filled).sha
     assert ada.model_info(filled, revision="HEAD").sha == sha
     for path, etag, size in (
@@ -58,7 +56,7 @@ def test_head_tells_commit_digest_and_size(ada: HfApi, filled: str) -> None:
         ("config.json", "application/json"),
     ],
 )
-def test_a_browser_is_told_a_few_harmless_types_and_runs_nothing(ada: HfApi, repo: str, name: str, served: str) -> None:
+def test_a_browser_is_told_a_few_harmless_types_and_runs_nothing(ada, repo, name, served):
     ada.upload_file(path_or_fileobj=b"{}", path_in_repo=name, repo_id=repo)
     answer = get_session().get(f"{ada.endpoint}/{repo}/resolve/main/{name}")
     assert answer.headers["content-type"] == served
@@ -66,7 +64,7 @@ def test_a_browser_is_told_a_few_harmless_types_and_runs_nothing(ada: HfApi, rep
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_tree_lists_folders_and_the_last_commit_of_each(ada: HfApi, filled: str) -> None:
+def test_a_tree_lists_folders_and_the_last_commit_of_each(ada, filled):
     first = ada.model_info(filled).sha
     second = ada.upload_file(path_or_fileobj=b"new", path_in_repo="dir/sub/z.txt", repo_id=filled).oid
     entries = {entry.path: entry for entry in ada.list_repo_tree(filled, recursive=True, expand=True)}
@@ -76,7 +74,7 @@ def test_a_tree_lists_folders_and_the_last_commit_of_each(ada: HfApi, filled: st
     assert last["dir/sub/a.txt"] == last["w.bin"] == first
 
 
-def test_a_long_tree_and_a_long_history_come_in_pages(ada: HfApi, repo: str) -> None:
+def test_a_long_tree_and_a_long_history_come_in_pages(ada, repo):
     names = [f"f/{number:04d}" for number in range(1005)]
     commit_files(ada, repo, dict.fromkeys(names, b"x"))
     assert [entry.path for entry in ada.list_repo_tree(repo, "f")] == names
@@ -86,7 +84,7 @@ def test_a_long_tree_and_a_long_history_come_in_pages(ada: HfApi, repo: str) -> 
     assert len(titles) == len(set(titles)) == 52
 
 
-def test_every_commit_of_a_long_history_reads_the_same_after_a_restart(tmp_path: Path) -> None:
+def test_every_commit_of_a_long_history_reads_the_same_after_a_restart(tmp_path):
     """Every 65th change or so is stored as a whole tree, the others as differences."""
     store, held, shas = Store(tmp_path), [dict[str, File]()], list[str]()
     trees, random = Trees(store), Random(1)
@@ -105,10 +103,10 @@ def test_every_commit_of_a_long_history_reads_the_same_after_a_restart(tmp_path:
     store.close()
 
 
-def test_a_revision_that_ends_in_a_space_is_missing_as_any_other(ada: HfApi, repo: str) -> None:
+def test_a_revision_that_ends_in_a_space_is_missing_as_any_other(ada, repo):
     with pytest.raises(RevisionNotFoundError):
         ada.model_info(repo, revision="main ")  # which stands at the end of a header
 
 
-def test_a_browser_that_asks_for_an_icon_gets_no_error(local_hub: LocalHubProcess) -> None:
+def test_a_browser_that_asks_for_an_icon_gets_no_error(local_hub):
     assert get_session().get(f"{local_hub.endpoint}/favicon.ico").status_code == 204

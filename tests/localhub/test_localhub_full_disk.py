@@ -20,9 +20,7 @@ from localhub.process import LocalHubProcess
 MB = 1024 * 1024
 
 
-def test_what_does_not_fit_is_refused_with_the_reason_and_taken_when_there_is_room(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_refused_with_the_reason_and_taken_when_there_is_room(tmp_path, capfd):
     with small_disk(tmp_path / "disk", megabytes=8) as disk, LocalHubProcess(disk / "hub") as hub:
         api = HfApi(hub.endpoint, token=hub.tokens["ada"])
         api.create_repo("ada/full")
@@ -68,9 +66,7 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
-def test_an_upload_that_does_not_fit_is_refused_with_the_reason(
-    api: HfApi, disk: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_upload_that_does_not_fit_is_refused_with_the_reason(api, disk, capfd):
     large = os.urandom(12 * MB)
     with pytest.raises(RuntimeError) as failed:
         api.preupload_lfs_files("ada/full", [CommitOperationAdd("large.safetensors", large)])
@@ -84,9 +80,7 @@ def test_an_upload_that_does_not_fit_is_refused_with_the_reason(
     assert Path(api.hf_hub_download("ada/full", "small.safetensors")).read_bytes() == large[:MB]
 
 
-def test_deliveries_go_on_when_there_is_room_again(
-    api: HfApi, disk: Path, receiver, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_deliveries_go_on_when_there_is_room_again(api, disk, receiver, capfd):
     """The disk fills up while one is under way, so that its outcome cannot be written down."""
     take, ballast = receiver.bend, list[Path]()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
 from raw_requests import commit_files
@@ -27,7 +26,7 @@ tags: [{tag}, agent]
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 8}
 
 
-def test_the_tags_of_a_model_come_from_its_card_and_config() -> None:
+def test_the_tags_of_a_model_come_from_its_card_and_config():
     card = CARD.format(base="zoo/base", relation="finetune", tag="own")
     found = derive("model", card, json.dumps(CONFIG), {"model.safetensors": None}, None)
     assert [*found.tags] == [
@@ -49,11 +48,11 @@ def test_the_tags_of_a_model_come_from_its_card_and_config() -> None:
         ("dataset", "task_categories: [text-generation]", "task_categories:text-generation"),
     ],
 )
-def test_tags_are_inferred_where_the_card_is_silent_and_are_those_of_the_kind(kind: str, card: str, tag: str) -> None:
+def test_tags_are_inferred_where_the_card_is_silent_and_are_those_of_the_kind(kind, card, tag):
     assert tag in derive(kind, f"---\n{card}\n---\n", "", {}, None).tags
 
 
-def test_models_are_found_by_base_license_author_and_name(ada: HfApi, fresh) -> None:
+def test_models_are_found_by_base_license_author_and_name(ada, fresh):
     tag = fresh()
     base = f"zoo/base-{tag}"
     repos = [ada.create_repo(f"{owner}/{tag}-x{n}").repo_id for n, owner in enumerate(("ada", "zoo", "zoo"))]
@@ -76,7 +75,7 @@ def test_models_are_found_by_base_license_author_and_name(ada: HfApi, fresh) -> 
     assert (info.likes, len(info.sha), info.tags, info.siblings) == (0, 40, None, None)
 
 
-def test_a_listing_of_many_is_complete_and_sorted(ada: HfApi, fresh) -> None:
+def test_a_listing_of_many_is_complete_and_sorted(ada, fresh):
     prefix = fresh()
     repos = [ada.create_repo(f"ada/{prefix}-{n}").repo_id for n in range(5)]
     assert [model.id for model in ada.list_models(search=prefix, sort="created_at")] == repos[::-1]
@@ -92,7 +91,7 @@ def test_a_listing_of_many_is_complete_and_sorted(ada: HfApi, fresh) -> None:
     assert next(iter(ada.list_models(search=prefix, sort="last_modified"))).id == repos[3]
 
 
-def test_a_search_of_too_many_words_or_by_unknown_facts_is_refused(ada: HfApi) -> None:
+def test_a_search_of_too_many_words_or_by_unknown_facts_is_refused(ada):
     for query, told in (
         ({"search": "a " * 1200}, "at most 200 words and filters"),
         ({"filter": ["a"] * 1200}, "at most 200 words and filters"),
@@ -102,7 +101,7 @@ def test_a_search_of_too_many_words_or_by_unknown_facts_is_refused(ada: HfApi) -
             list(ada.list_models(**query))
 
 
-def test_datasets_are_listed_by_their_own_tags(ada: HfApi, fresh) -> None:
+def test_datasets_are_listed_by_their_own_tags(ada, fresh):
     name = fresh()
     ada.create_repo(f"zoo/{name}", repo_type="dataset")
     card = "---\nlicense: mit\nlanguage: en\ntask_categories: [text-generation]\nmultilinguality: monolingual\n---\n"
@@ -112,7 +111,7 @@ def test_datasets_are_listed_by_their_own_tags(ada: HfApi, fresh) -> None:
     assert list(ada.list_datasets(search=name, filter="license:apache-2.0")) == []
 
 
-def test_only_what_was_asked_for_is_expanded(ada: HfApi, repo: str) -> None:
+def test_only_what_was_asked_for_is_expanded(ada, repo):
     info = ada.model_info(repo, expand=["likes", "sha"])
     assert (info.likes, len(info.sha), info.tags, info.siblings) == (0, 40, None, None)
     (listed,) = ada.list_models(search=repo.partition("/")[2], author="ada", expand=["tags", "siblings"], limit=1)
@@ -120,7 +119,7 @@ def test_only_what_was_asked_for_is_expanded(ada: HfApi, repo: str) -> None:
     assert [sibling.rfilename for sibling in listed.siblings] == [".gitattributes"]
 
 
-def test_filters_that_need_unknown_facts_are_refused_not_ignored(ada: HfApi) -> None:
+def test_filters_that_need_unknown_facts_are_refused_not_ignored(ada):
     for query in ({"inference": "warm"}, {"num_parameters": "min:6B"}, {"apps": "ollama"}):
         with pytest.raises(HfHubHTTPError, match="cannot filter by"):
             list(ada.list_models(**query))

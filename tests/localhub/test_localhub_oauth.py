@@ -84,7 +84,7 @@ def tokens_of(
     return dict(answer.json())
 
 
-def test_the_flow_ends_in_a_signed_identity_and_a_working_token(local_hub: LocalHubProcess) -> None:
+def test_the_flow_ends_in_a_signed_identity_and_a_working_token(local_hub):
     configuration = get_session().get(f"{local_hub.endpoint}/.well-known/openid-configuration").json()
     assert configuration["issuer"] == local_hub.endpoint
     back = sign_in(local_hub, "ada", orgs=["zoo"], scope="openid profile email contribute-repos read-memberships")
@@ -103,7 +103,7 @@ def test_the_flow_ends_in_a_signed_identity_and_a_working_token(local_hub: Local
     assert HfApi(local_hub.endpoint, token=tokens["access_token"]).whoami()["name"] == "ada"
 
 
-def test_a_code_works_once_and_only_with_its_verifier_and_redirect(local_hub: LocalHubProcess) -> None:
+def test_a_code_works_once_and_only_with_its_verifier_and_redirect(local_hub):
     code = sign_in(local_hub)["code"][0]
     assert exchange(local_hub, code).status_code == 200
     assert exchange(local_hub, code).json()["error"] == "invalid_grant"
@@ -118,7 +118,7 @@ def test_a_code_works_once_and_only_with_its_verifier_and_redirect(local_hub: Lo
         assert exchange(local_hub, code).status_code == 400  # the failed attempt used it up
 
 
-def test_a_client_proves_itself_by_secret_or_pkce(local_hub: LocalHubProcess) -> None:
+def test_a_client_proves_itself_by_secret_or_pkce(local_hub):
     assert exchange(local_hub, sign_in(local_hub)["code"][0], secret=False).status_code == 200
     without_pkce = {"code_challenge": None, "code_challenge_method": None}
     assert exchange(local_hub, sign_in(local_hub, **without_pkce)["code"][0]).status_code == 200
@@ -140,7 +140,7 @@ def test_a_client_proves_itself_by_secret_or_pkce(local_hub: LocalHubProcess) ->
         assert answer.status_code == status
 
 
-def test_a_refresh_gives_a_new_token_and_ends_the_old_one(local_hub: LocalHubProcess) -> None:
+def test_a_refresh_gives_a_new_token_and_ends_the_old_one(local_hub):
     old = tokens_of(local_hub)
     form = {"grant_type": "refresh_token", "refresh_token": old["refresh_token"], **local_hub.oauth}
     new = get_session().post(f"{local_hub.endpoint}/oauth/token", data=form).json()
@@ -166,34 +166,32 @@ def test_a_refresh_gives_a_new_token_and_ends_the_old_one(local_hub: LocalHubPro
         {"scope": "openid root"},
     ],
 )
-def test_a_request_that_the_application_may_not_make_redirects_nowhere(
-    local_hub: LocalHubProcess, changes: dict[str, str | None]
-) -> None:
+def test_a_request_that_the_application_may_not_make_redirects_nowhere(local_hub, changes):
     query = authorize_query(local_hub, **changes)
     answer = get_session().get(f"{local_hub.endpoint}/oauth/authorize", params=query, follow_redirects=False)
     assert answer.status_code == 400
     assert "location" not in answer.headers
 
 
-def test_a_consent_needs_the_id_of_a_page_that_was_shown(local_hub: LocalHubProcess) -> None:
+def test_a_consent_needs_the_id_of_a_page_that_was_shown(local_hub):
     for request_id in ("", "guessed"):
         form = {"request_id": request_id, "user": "ada"}
         assert get_session().post(f"{local_hub.endpoint}/oauth/authorize", data=form).status_code == 400
 
 
-def test_a_refusal_goes_back_without_a_code(local_hub: LocalHubProcess) -> None:
+def test_a_refusal_goes_back_without_a_code(local_hub):
     back = sign_in(local_hub, "")  # the button that cancels
     assert (back["error"], "code" in back) == (["access_denied"], False)
 
 
-def test_what_the_request_says_is_shown_as_text(local_hub: LocalHubProcess) -> None:
+def test_what_the_request_says_is_shown_as_text(local_hub):
     query = authorize_query(local_hub, redirect_uri='http://127.0.0.1/"><script>alert(1)</script>')
     page = get_session().get(f"{local_hub.endpoint}/oauth/authorize", params=query)
     assert "<script" not in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
-def test_a_client_without_a_browser_is_answered_at_once(local_hub: LocalHubProcess) -> None:
+def test_a_client_without_a_browser_is_answered_at_once(local_hub):
     url, bearer = f"{local_hub.endpoint}/oauth/authorize", {"Authorization": f"Bearer {local_hub.tokens['ada']}"}
     query = authorize_query(local_hub, scope="openid profile read-memberships")
     back = get_session().get(url, params=query, headers=bearer, follow_redirects=False).headers["location"]
@@ -237,9 +235,7 @@ def gated(ada: HfApi, bob: HfApi, fresh: Callable[[], str]) -> str:
     return repo
 
 
-def test_gated_files_need_their_own_scope_even_for_who_was_let_in(
-    gated: str, bob: HfApi, nobody: HfApi, signed_in: SignedIn, tmp_path: Path
-) -> None:
+def test_gated_files_need_their_own_scope_even_for_who_was_let_in(gated, bob, nobody, signed_in, tmp_path):
     assert fetched(bob, gated, tmp_path) == 200
     with pytest.raises(GatedRepoError, match="Please log in"):
         nobody.hf_hub_download(gated, "file.txt", local_dir=tmp_path / "nobody")
@@ -253,9 +249,7 @@ def test_gated_files_need_their_own_scope_even_for_who_was_let_in(
     assert signed_in("", "bob").model_info(gated).gated == "auto"  # what it is, anybody may know
 
 
-def test_hubmerge_says_whether_the_token_or_its_owner_is_shut_out(
-    local_hub: LocalHubProcess, gated: str, signed_in: SignedIn
-) -> None:
+def test_hubmerge_says_whether_the_token_or_its_owner_is_shut_out(local_hub, gated, signed_in):
     sha = str(signed_in("", "bob").model_info(gated).sha)
     for user, scopes, told in (
         ("bob", "contribute-repos", "the token does not cover gated ones"),
@@ -265,7 +259,7 @@ def test_hubmerge_says_whether_the_token_or_its_owner_is_shut_out(
             Hub(local_hub.endpoint, str(signed_in(scopes, user).token)).read_file(gated, sha, "file.txt")
 
 
-def test_what_the_real_hub_says_to_a_token_without_gated_repos_is_understood() -> None:
+def test_what_the_real_hub_says_to_a_token_without_gated_repos_is_understood():
     answer = httpx2.Response(403, request=httpx2.Request("GET", "https://hub.example/org/llama"))
     words = "403 Forbidden: Please enable access to public gated repositories in your fine-grained token settings"
     with pytest.raises(GatedError, match="does not cover gated"), translated("org/llama"):
@@ -275,7 +269,7 @@ def test_what_the_real_hub_says_to_a_token_without_gated_repos_is_understood() -
 USERS = default_users()
 
 
-def test_a_token_and_a_code_end_with_their_time_and_a_refresh_needs_the_secret(tmp_path: Path) -> None:
+def test_a_token_and_a_code_end_with_their_time_and_a_refresh_needs_the_secret(tmp_path):
     hub, app = open_hub(tmp_path), USERS.oauth
     request = {"redirect_uri": REDIRECT, "client_id": app.client_id, "scope": "openid profile"}
     for name, expires in (("old", time.time() - 1), ("new", time.time() + 60)):
@@ -307,9 +301,7 @@ PRIVATE, OF_APP = replace(PUBLIC, visibility="private"), replace(PUBLIC, visibil
         ("manage-repos", True, True, True, True),
     ],
 )
-def test_what_each_scope_lets_an_application_do_with_the_person_s_repos(
-    scopes: str, reads: bool, writes: bool, creates: bool, manages: bool
-) -> None:
+def test_what_each_scope_lets_an_application_do_with_the_person_s_repos(scopes, reads, writes, creates, manages):
     me = Identity(USERS.user("ada"), "oauth", frozenset(scopes.split()), "app")
     assert can_read(USERS, me, PUBLIC)
     assert can_read(USERS, me, PRIVATE) is reads
@@ -326,23 +318,21 @@ def test_what_each_scope_lets_an_application_do_with_the_person_s_repos(
             require_files(Mock(row=Mock(return_value=None)), USERS, me, replace(repo, gated="auto"))
 
 
-def test_nobody_else_reads_what_is_neither_public_nor_private_as_spaces_of_an_older_data_folder_may_be() -> None:
+def test_nobody_else_reads_what_is_neither_public_nor_private_as_spaces_of_an_older_data_folder_may_be():
     protected = replace(PUBLIC, type="space", visibility="protected")
     assert protected.private
     assert not can_read(USERS, None, protected)
     assert can_read(USERS, Identity(USERS.user("ada"), "write"), protected)
 
 
-def test_a_contributor_writes_what_they_created_and_nothing_else_of_the_organisation() -> None:
+def test_a_contributor_writes_what_they_created_and_nothing_else_of_the_organisation():
     users = USERS.model_copy(update={"orgs": (Org(name="lab", members={"bob": "contributor"}),)})
     bob = Identity(users.user("bob"), "write")
     assert can_create(users, bob, "lab")
     assert [can_write(users, bob, replace(PUBLIC, ns="lab", creator=name)) for name in ("bob", "ada")] == [True, False]
 
 
-def test_scopes_bind_in_requests_and_listings(
-    ada: HfApi, fresh: Callable[[], str], signed_in: SignedIn, tmp_path: Path
-) -> None:
+def test_scopes_bind_in_requests_and_listings(ada, fresh, signed_in, tmp_path):
     repo = made(ada, f"ada/{fresh()}", private=True)
     for scopes, status, writing in (("gated-repos", 404, 404), ("read-repos", 200, 403)):
         api = signed_in(scopes)
@@ -353,7 +343,7 @@ def test_scopes_bind_in_requests_and_listings(
         assert status_of(api.create_repo, f"ada/{fresh()}") == 403
 
 
-def test_the_application_has_its_own_repos_whole(fresh: Callable[[], str], signed_in: SignedIn, tmp_path: Path) -> None:
+def test_the_application_has_its_own_repos_whole(fresh, signed_in, tmp_path):
     repo = made(signed_in("contribute-repos"), f"ada/{fresh()}", private=True)
     later = signed_in("contribute-repos")  # another sign-in at the same application
     assert fetched(later, repo, tmp_path) == 200
@@ -363,7 +353,7 @@ def test_the_application_has_its_own_repos_whole(fresh: Callable[[], str], signe
     assert status_of(later.delete_repo, repo) == 200
 
 
-def test_organisations_are_told_only_with_the_scope_and_only_those_picked(signed_in: SignedIn) -> None:
+def test_organisations_are_told_only_with_the_scope_and_only_those_picked(signed_in):
     def orgs(api: HfApi) -> list[str]:
         return [org["name"] for org in api.whoami()["orgs"]]
 
@@ -373,9 +363,7 @@ def test_organisations_are_told_only_with_the_scope_and_only_those_picked(signed
     assert orgs(signed_in("read-memberships", "bob", ("zoo",))) == []  # who is not a member cannot pick it
 
 
-def test_an_organisation_that_was_not_picked_is_out_of_reach(
-    ada: HfApi, fresh: Callable[[], str], signed_in: SignedIn, tmp_path: Path
-) -> None:
+def test_an_organisation_that_was_not_picked_is_out_of_reach(ada, fresh, signed_in, tmp_path):
     private, public = made(ada, f"zoo/{fresh()}", private=True), made(ada, f"zoo/{fresh()}")
     for orgs, reading, writing in (((), 404, 403), (("zoo",), 200, 200)):
         api = signed_in(EVERYTHING, orgs=orgs)
@@ -385,7 +373,7 @@ def test_an_organisation_that_was_not_picked_is_out_of_reach(
         assert status_of(api.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=public) == writing
 
 
-def test_webhooks_and_the_mail_address_have_scopes_of_their_own(ada: HfApi, signed_in: SignedIn) -> None:
+def test_webhooks_and_the_mail_address_have_scopes_of_their_own(ada, signed_in):
     hook = ada.create_webhook(
         url="http://127.0.0.1:9/", watched=[{"type": "user", "name": "ada"}], domains=["repo"], secret="s3cret-of-ada"
     )
@@ -404,9 +392,7 @@ def test_webhooks_and_the_mail_address_have_scopes_of_their_own(ada: HfApi, sign
     ("scopes", "status"),
     [("", 403), ("contribute-repos", 403), ("gated-repos", 200), ("read-repos", 200), ("write-repos", 200)],
 )
-def test_the_owner_s_gated_repo_is_one_of_the_person_s_repos(
-    gated: str, signed_in: SignedIn, tmp_path: Path, scopes: str, status: int
-) -> None:
+def test_the_owner_s_gated_repo_is_one_of_the_person_s_repos(gated, signed_in, tmp_path, scopes, status):
     assert fetched(signed_in(scopes), gated, tmp_path) == status
 
 
@@ -418,8 +404,8 @@ def test_the_owner_s_gated_repo_is_one_of_the_person_s_repos(
     ],
 )
 def test_private_repos_are_missing_without_read_repos_though_they_are_gated(
-    ada: HfApi, fresh: Callable[[], str], signed_in: SignedIn, tmp_path: Path, scopes: str, status: int
-) -> None:
+    ada, fresh, signed_in, tmp_path, scopes, status
+):
     repo, api = made(ada, f"ada/{fresh()}", private=True, gated=True), signed_in(scopes)
     assert status_of(api.model_info, repo) == fetched(api, repo, tmp_path) == status
     assert (repo in [model.id for model in api.list_models(author="ada")]) is (status == 200)
@@ -435,9 +421,7 @@ def test_private_repos_are_missing_without_read_repos_though_they_are_gated(
         ("manage-repos", 200, 200, 200),
     ],
 )
-def test_who_may_create_write_and_delete(
-    ada: HfApi, fresh: Callable[[], str], signed_in: SignedIn, scopes: str, create: int, write: int, delete: int
-) -> None:
+def test_who_may_create_write_and_delete(ada, fresh, signed_in, scopes, create, write, delete):
     foreign, api = made(ada, f"ada/{fresh()}"), signed_in(scopes)
     assert status_of(api.create_repo, f"ada/{fresh()}") == create
     assert status_of(api.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=foreign) == write
@@ -447,9 +431,7 @@ def test_who_may_create_write_and_delete(
         assert status_of(api.delete_repo, foreign) == delete
 
 
-def test_an_application_s_tokens_last_as_long_as_the_users_file_says_and_no_scope_is_made_up(
-    lab: LocalHubProcess,
-) -> None:
+def test_an_application_s_tokens_last_as_long_as_the_users_file_says_and_no_scope_is_made_up(lab):
     assert tokens_of(lab, "dora", scope="openid profile contribute-repos")["expires_in"] == 30 * 24 * 3600
     query = authorize_query(lab, scope="openid root")
     refused = get_session().get(f"{lab.endpoint}/oauth/authorize", params=query)

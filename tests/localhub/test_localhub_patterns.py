@@ -36,7 +36,7 @@ from localhub.patterns import decide, ignore_rules, lfs_rules
         ("", "a", False),
     ],
 )
-def test_a_pattern_ignores_what_its_writer_means(patterns: str, path: str, ignored: bool) -> None:
+def test_a_pattern_ignores_what_its_writer_means(patterns, path, ignored):
     assert decide(ignore_rules(patterns), path) is ignored
 
 
@@ -52,7 +52,7 @@ def test_a_pattern_ignores_what_its_writer_means(patterns: str, path: str, ignor
         "**/*a*/" * 60 + "x",
     ],
 )
-def test_no_pattern_takes_long(pattern: str) -> None:
+def test_no_pattern_takes_long(pattern):
     begun = time.process_time()
     for rules in (ignore_rules(pattern), lfs_rules(f"{pattern} filter=lfs")):
         for path in ("a" * 1000, "a/" * 499 + "a", "ab" * 500):
@@ -60,12 +60,12 @@ def test_no_pattern_takes_long(pattern: str) -> None:
     assert time.process_time() - begun < 2.0
 
 
-def test_a_pattern_longer_than_anybody_writes_matches_nothing() -> None:
+def test_a_pattern_longer_than_anybody_writes_matches_nothing():
     assert len(ignore_rules("a" * 1000)) == 1
     assert ignore_rules("a" * 1001) == lfs_rules("a" * 1001 + " filter=lfs") == ()
 
 
-def test_an_end_as_newer_pythons_write_it_is_none_of_the_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_as_newer_pythons_write_it_is_none_of_the_pattern(monkeypatch):
     monkeypatch.setattr(fnmatch, "translate", lambda pattern: rf"(?s:{pattern})\z")  # from 3.14 on
     assert decide(ignore_rules("build"), "sub/build/x")
 
@@ -73,7 +73,7 @@ def test_an_end_as_newer_pythons_write_it_is_none_of_the_pattern(monkeypatch: py
 @pytest.mark.parametrize(
     "text", ["[z-a]", "[[:alpha:]]", "[a&&b]", "[--]", "[]", "[!]", "[\\", "\\", "***", "/", "//", "a//b"]
 )
-def test_a_strange_pattern_is_no_error(text: str) -> None:
+def test_a_strange_pattern_is_no_error(text):
     for rules in (ignore_rules(text), lfs_rules(f"{text} filter=lfs")):
         assert all(isinstance(pattern, re.Pattern) for pattern, _ in rules)
         decide(rules, "a/b")

@@ -32,7 +32,7 @@ def api_of(hub: LocalHubProcess, user: str = "ada") -> HfApi:
     return HfApi(hub.endpoint, token=hub.tokens[user])
 
 
-def test_a_restart_keeps_everything(tmp_path: Path) -> None:
+def test_a_restart_keeps_everything(tmp_path):
     with LocalHubProcess(tmp_path / "data") as hub:
         ada = api_of(hub)
         repo = ada.create_repo("ada/kept", private=True).repo_id
@@ -52,7 +52,7 @@ def test_a_restart_keeps_everything(tmp_path: Path) -> None:
         assert get_session().get(f"{hub.endpoint}/.well-known/jwks.json").json() == keys
 
 
-def test_a_restart_keeps_the_port_while_it_is_free(tmp_path: Path) -> None:
+def test_a_restart_keeps_the_port_while_it_is_free(tmp_path):
     """Cards have the addresses of what was merged; under others they would be taken for edited ones."""
     with LocalHubProcess(tmp_path / "hub") as hub:
         first = hub.endpoint
@@ -64,7 +64,7 @@ def test_a_restart_keeps_the_port_while_it_is_free(tmp_path: Path) -> None:
             assert hub.endpoint != first
 
 
-def test_kills_at_any_moment_leave_whole_commits_only(tmp_path: Path) -> None:
+def test_kills_at_any_moment_leave_whole_commits_only(tmp_path):
     """Every commit sets two files, one regular and one large, to the same number; they never differ."""
     hub = LocalHubProcess(tmp_path / "data").start()
     acknowledged = 0
@@ -100,7 +100,7 @@ def test_kills_at_any_moment_leave_whole_commits_only(tmp_path: Path) -> None:
     assert acknowledged > 0
 
 
-def test_the_child_goes_when_its_parent_is_killed(tmp_path: Path) -> None:
+def test_the_child_goes_when_its_parent_is_killed(tmp_path):
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
@@ -119,7 +119,7 @@ def test_the_child_goes_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_it_cleanly(tmp_path, number):
     command = [sys.executable, "-m", "localhub", "--data", str(tmp_path / "data")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         endpoint = json.loads(process.stdout.readline())["endpoint"]
@@ -129,7 +129,7 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> Non
     assert (process.returncode, errors) == (0, "")
 
 
-def test_a_taken_port_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_named(tmp_path, capfd):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -138,7 +138,7 @@ def test_a_taken_port_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert "the embedded Hub cannot listen there in 127.0.0.1:" in capfd.readouterr().err
 
 
-def test_a_users_file_replaces_the_default_users(lab: LocalHubProcess, tmp_path: Path) -> None:
+def test_a_users_file_replaces_the_default_users(lab, tmp_path):
     assert lab.tokens == {name: f"hf_{name}_write" for name in ("dora", "eve", "finn")}
     assert lab.oauth["client_id"] == "app"
     finn, eve = api_of(lab, "finn"), api_of(lab, "eve")
@@ -158,7 +158,7 @@ def test_a_users_file_replaces_the_default_users(lab: LocalHubProcess, tmp_path:
             load_users(tmp_path / "users.json")
 
 
-def test_the_server_imports_nothing_heavy_and_listens_on_loopback_only(local_hub: LocalHubProcess) -> None:
+def test_the_server_imports_nothing_heavy_and_listens_on_loopback_only(local_hub):
     loaded = printed_by("import sys, localhub.server; print(*(m.partition('.')[0] for m in sys.modules))").split()
     heavy = {"torch", "gradio", "transformers", "huggingface_hub", "datasets", "numpy", "httpx", "cryptography"}
     assert not heavy & {*loaded}
@@ -166,14 +166,14 @@ def test_the_server_imports_nothing_heavy_and_listens_on_loopback_only(local_hub
     assert listening == ["127.0.0.1"]
 
 
-def test_only_loopback_names_are_answered(local_hub: LocalHubProcess) -> None:
+def test_only_loopback_names_are_answered(local_hub):
     for host in ("127.0.0.1:80", "localhost", "[::1]:8000"):
         assert whole(local_hub, "GET", "/api/models", Host=host).status == 200
     for host in ("evil.example", "127.0.0.1.evil.example:80", "10.0.0.1", "", "["):
         assert whole(local_hub, "GET", "/api/models", Host=host).status == 421
 
 
-def test_no_request_reads_files_outside_the_data_folder(local_hub: LocalHubProcess, ada: HfApi, repo: str) -> None:
+def test_no_request_reads_files_outside_the_data_folder(local_hub, ada, repo):
     for path in ("../hub.sqlite3", "..%2Fhub.sqlite3", "%2e%2e/%2e%2e/etc/passwd", "/etc/passwd", "a%00b"):
         for prefix in (f"/{repo}/resolve/main/", f"/api/models/{repo}/tree/main/", f"/{repo}/resolve/"):
             assert whole(local_hub, "GET", prefix + path).status in (404, 405)
@@ -181,7 +181,7 @@ def test_no_request_reads_files_outside_the_data_folder(local_hub: LocalHubProce
         assert whole(local_hub, "PUT", f"/lfs-uploads/1/{name}", b"x").status == 404
 
 
-def test_a_kill_during_an_upload_leaves_the_old_head(tmp_path: Path) -> None:
+def test_a_kill_during_an_upload_leaves_the_old_head(tmp_path):
     content = os.urandom(1 << 20) * 8
     digest = hashlib.sha256(content).hexdigest()
     with LocalHubProcess(tmp_path / "data") as hub:
@@ -209,7 +209,7 @@ def test_a_kill_during_an_upload_leaves_the_old_head(tmp_path: Path) -> None:
         assert ada.model_info(repo).sha == oid
 
 
-def test_one_folder_serves_one_hub_at_a_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_folder_serves_one_hub_at_a_time(tmp_path, capfd):
     with LocalHubProcess(tmp_path / "data"), pytest.raises(HubUnavailableError):
         LocalHubProcess(tmp_path / "data").start()
     assert "another local Hub uses this data folder" in capfd.readouterr().err
@@ -227,9 +227,7 @@ def test_one_folder_serves_one_hub_at_a_time(tmp_path: Path, capfd: pytest.Captu
         ("GET", "/%ff%fe", b""),
     ],
 )
-def test_a_malformed_request_is_refused_and_breaks_nothing(
-    local_hub: LocalHubProcess, ada: HfApi, repo: str, method: str, path: str, body: bytes
-) -> None:
+def test_a_malformed_request_is_refused_and_breaks_nothing(local_hub, ada, repo, method, path, body):
     bearer = f"Bearer {ada.token}"
     answer = whole(local_hub, method, path, body, Authorization=bearer)
     assert 400 <= answer.status < 500

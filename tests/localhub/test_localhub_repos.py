@@ -14,7 +14,7 @@ from raw_requests import ask, status_of
 Fresh = Callable[[], str]
 
 
-def test_whoami_tells_name_orgs_and_role_of_each_token(ada: HfApi, bob: HfApi, carol: HfApi) -> None:
+def test_whoami_tells_name_orgs_and_role_of_each_token(ada, bob, carol):
     me = ada.whoami()
     assert (me["name"], me["type"], me["auth"]["accessToken"]["role"]) == ("ada", "user", "write")
     assert [(org["name"], org["roleInOrg"]) for org in me["orgs"]] == [("zoo", "admin")]
@@ -22,24 +22,22 @@ def test_whoami_tells_name_orgs_and_role_of_each_token(ada: HfApi, bob: HfApi, c
     assert carol.whoami()["auth"]["accessToken"]["role"] == "read"
 
 
-def test_an_unknown_token_is_refused_even_for_a_public_repo(local_hub, repo: str) -> None:
+def test_an_unknown_token_is_refused_even_for_a_public_repo(local_hub, repo):
     stranger = HfApi(local_hub.endpoint, token="hf_nobody_has_this_token")
     assert status_of(stranger.whoami) == status_of(stranger.model_info, repo) == 401
 
 
-def test_a_taken_name_is_a_conflict_unless_it_may_exist(ada: HfApi, repo: str) -> None:
+def test_a_taken_name_is_a_conflict_unless_it_may_exist(ada, repo):
     assert status_of(ada.create_repo, repo) == status_of(ada.create_repo, repo.upper()) == 409
     assert ada.create_repo(repo, exist_ok=True).repo_id == repo
 
 
-def test_only_members_create_in_a_namespace_and_read_tokens_create_nowhere(
-    ada: HfApi, bob: HfApi, carol: HfApi, reader: HfApi, fresh: Fresh
-) -> None:
+def test_only_members_create_in_a_namespace_and_read_tokens_create_nowhere(ada, bob, carol, reader, fresh):
     for api, namespace in ((bob, "zoo"), (bob, "ada"), (carol, "carol"), (ada, "nobody-here"), (reader, "ada")):
         assert status_of(api.create_repo, f"{namespace}/{fresh()}") == 403
 
 
-def test_what_the_hub_does_not_allow_or_could_not_keep_is_refused(ada: HfApi, repo: str) -> None:
+def test_what_the_hub_does_not_allow_or_could_not_keep_is_refused(ada, repo):
     def refused(path: str, **body: object) -> bool:
         return ask(ada, "POST", path, json=body).status_code == 400
 
@@ -54,9 +52,7 @@ def test_what_the_hub_does_not_allow_or_could_not_keep_is_refused(ada: HfApi, re
     assert refused(f"/api/models/{repo}/branch/HEAD")
 
 
-def test_a_private_repo_exists_only_for_members(
-    ada: HfApi, bob: HfApi, nobody: HfApi, reader: HfApi, fresh: Fresh, tmp_path
-) -> None:
+def test_a_private_repo_exists_only_for_members(ada, bob, nobody, reader, fresh, tmp_path):
     repo = f"zoo/{fresh()}"
     older = {"name": repo, "private": True}  # the client of today says a visibility
     assert ask(ada, "POST", "/api/repos/create", json=older).status_code == 200
@@ -75,7 +71,7 @@ def test_a_private_repo_exists_only_for_members(
     assert nobody.model_info(repo).private is False
 
 
-def test_a_public_repo_is_written_by_members_only(ada: HfApi, bob: HfApi, nobody: HfApi, repo: str) -> None:
+def test_a_public_repo_is_written_by_members_only(ada, bob, nobody, repo):
     head = ada.model_info(repo).sha
     for api, code in ((bob, 403), (nobody, 401)):
         assert status_of(api.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=repo) == code
@@ -88,7 +84,7 @@ def test_a_public_repo_is_written_by_members_only(ada: HfApi, bob: HfApi, nobody
     assert (info.sha, info.private) == (head, False)
 
 
-def test_a_moved_repo_answers_to_its_old_id_until_that_is_taken(ada: HfApi, fresh: Fresh, tmp_path) -> None:
+def test_a_moved_repo_answers_to_its_old_id_until_that_is_taken(ada, fresh, tmp_path):
     old, new = f"ada/{fresh()}", f"zoo/{fresh()}"
     ada.create_repo(old)
     ada.upload_file(path_or_fileobj=b"kept", path_in_repo="a.txt", repo_id=old)
@@ -100,7 +96,7 @@ def test_a_moved_repo_answers_to_its_old_id_until_that_is_taken(ada: HfApi, fres
     assert ada.model_info(new).id == new
 
 
-def test_a_deleted_repo_is_gone_and_its_name_is_free(ada: HfApi, repo: str) -> None:
+def test_a_deleted_repo_is_gone_and_its_name_is_free(ada, repo):
     first = ada.model_info(repo).sha
     ada.create_tag(repo, tag="v1")
     ada.delete_repo(repo)
@@ -112,7 +108,7 @@ def test_a_deleted_repo_is_gone_and_its_name_is_free(ada: HfApi, repo: str) -> N
         ada.model_info(repo, revision=first)
 
 
-def test_nobody_else_edits_a_comment(ada: HfApi, bob: HfApi, carol: HfApi, repo: str) -> None:
+def test_nobody_else_edits_a_comment(ada, bob, carol, repo):
     talk = bob.create_discussion(repo, "Why this license?", description="Please say.", token=bob.token)
     said = ada.comment_discussion(repo, talk.num, "an answer")
     for api in (bob, carol):
@@ -121,7 +117,7 @@ def test_nobody_else_edits_a_comment(ada: HfApi, bob: HfApi, carol: HfApi, repo:
     assert [event.content for event in events if isinstance(event, DiscussionComment)][1] == "an answer"
 
 
-def test_a_client_may_say_private_instead_of_a_visibility(ada: HfApi, nobody: HfApi, repo: str) -> None:
+def test_a_client_may_say_private_instead_of_a_visibility(ada, nobody, repo):
     def settings(**asked: object) -> dict[str, object]:
         answer = ask(ada, "PUT", f"/api/models/{repo}/settings", json=asked)
         assert answer.status_code == 200
@@ -138,7 +134,7 @@ def test_a_client_may_say_private_instead_of_a_visibility(ada: HfApi, nobody: Hf
 
 
 @pytest.mark.parametrize("kept", ["space_secrets", "space_variables"])
-def test_what_a_space_could_not_keep_is_refused_and_no_space_is_made(ada: HfApi, fresh: Fresh, kept: str) -> None:
+def test_what_a_space_could_not_keep_is_refused_and_no_space_is_made(ada, fresh, kept):
     space, values = f"ada/{fresh()}", {kept: [{"key": "K", "value": "v"}]}
     assert status_of(ada.create_repo, space, repo_type="space", space_sdk="gradio", **values) == 400
     assert not ada.repo_exists(space, repo_type="space")

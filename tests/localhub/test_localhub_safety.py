@@ -48,13 +48,11 @@ def secret(ada: HfApi, fresh: Callable[[], str]) -> str:
 
 
 @pytest.mark.usefixtures("secret")
-def test_a_digest_alone_gives_nobody_the_content(bob: HfApi, bobs: str) -> None:
+def test_a_digest_alone_gives_nobody_the_content(bob, bobs):
     assert post_commit(bob, bobs, header(), large("m", SHA256, len(LARGE))).status_code == 422
 
 
-def test_an_upload_belongs_to_its_repo_and_tells_nothing_of_another_s_objects(
-    ada: HfApi, bob: HfApi, secret: str, bobs: str
-) -> None:
+def test_an_upload_belongs_to_its_repo_and_tells_nothing_of_another_s_objects(ada, bob, secret, bobs):
     href = batch(bob, bobs, SHA256, len(LARGE))["actions"]["upload"]["href"]
     number = int(ask(ada, "GET", f"/api/models/{secret}").json()["_id"], 16)
     own = int(re.search(r"/lfs-uploads/(\d+)/", href)[1])  # type: ignore[index]
@@ -65,7 +63,7 @@ def test_an_upload_belongs_to_its_repo_and_tells_nothing_of_another_s_objects(
     assert get_session().put(href, content=LARGE).status_code == 200
 
 
-def test_who_only_reads_does_not_learn_which_objects_were_uploaded(ada: HfApi, carol: HfApi, repo: str) -> None:
+def test_who_only_reads_does_not_learn_which_objects_were_uploaded(ada, carol, repo):
     ada.preupload_lfs_files(repo, [CommitOperationAdd("x.bin", io.BytesIO(LARGE))])
     body = {"oid": SHA256, "size": len(LARGE)}
     assert ask(ada, "POST", f"/{repo}.git/info/lfs/verify", json=body).status_code == 200
@@ -75,7 +73,7 @@ def test_who_only_reads_does_not_learn_which_objects_were_uploaded(ada: HfApi, c
 # the data folder
 
 
-def test_files_of_somebody_else_are_no_unfinished_uploads(tmp_path: Path) -> None:
+def test_files_of_somebody_else_are_no_unfinished_uploads(tmp_path):
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp" / "thesis.txt").write_text("years of work")
     with pytest.raises(HubUnavailableError, match="not of a local Hub"):
@@ -87,7 +85,7 @@ def test_files_of_somebody_else_are_no_unfinished_uploads(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "tmp"]
 
 
-def test_a_folder_of_a_hub_is_emptied_of_unfinished_uploads_alone(tmp_path: Path) -> None:
+def test_a_folder_of_a_hub_is_emptied_of_unfinished_uploads_alone(tmp_path):
     Store(tmp_path / "hub").close()
     (tmp_path / "hub" / "tmp" / "half").write_text("x")
     (tmp_path / "hub" / "mine.txt").write_text("x")
@@ -97,9 +95,7 @@ def test_a_folder_of_a_hub_is_emptied_of_unfinished_uploads_alone(tmp_path: Path
 
 
 @pytest.mark.parametrize("spoil", ["a link as tmp", "no database", "a folder as database", "no locks"])
-def test_a_data_folder_that_cannot_be_used_is_refused_with_the_reason(
-    tmp_path: Path, spoil: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_folder_that_cannot_be_used_is_refused_with_the_reason(tmp_path, spoil, monkeypatch):
     data, database = tmp_path / "hub", tmp_path / "hub" / "hub.sqlite3"
     Store(data).close()
     if spoil == "no locks":  # as some network disks
@@ -121,7 +117,7 @@ def test_a_data_folder_that_cannot_be_used_is_refused_with_the_reason(
 # what strangers upload
 
 
-def test_one_card_does_not_stop_the_listings(ada: HfApi, repo: str) -> None:
+def test_one_card_does_not_stop_the_listings(ada, repo):
     card = b"---\nscore: .nan\n2024-01-01: x\nnested: {2024-01-01: .inf}\nmodel-index: [{name: .nan}]\n---\n"
     assert post_commit(ada, repo, header(), regular("README.md", card)).status_code == 200
     for query in ("full=1&cardData=1", "expand=cardData&expand=model-index", "author=ada&full=1&config=1"):
@@ -137,13 +133,13 @@ def test_one_card_does_not_stop_the_listings(ada: HfApi, repo: str) -> None:
     ],
     ids=["no number", "an infinity inside", "half a character", "half a character as a tag", "deep"],
 )
-def test_one_config_does_not_stop_the_listings(ada: HfApi, repo: str, config: bytes) -> None:
+def test_one_config_does_not_stop_the_listings(ada, repo, config):
     assert post_commit(ada, repo, header(), regular("config.json", config)).status_code == 200
     for query in ("?config=1&full=1", f"/{repo}", "?expand=config&expand=tags"):
         assert ask(ada, "GET", f"/api/models{query}").status_code == 200
 
 
-def test_one_preupload_does_not_stop_the_hub(ada: HfApi, repo: str) -> None:
+def test_one_preupload_does_not_stop_the_hub(ada, repo):
     def answer(patterns: str, count: int = 1, path: str = "a" * 900) -> int:
         body = {"gitIgnore": patterns, "files": [{"path": f"{path}{n}", "size": 1, "sample": ""} for n in range(count)]}
         return int(ask(ada, "POST", f"/api/models/{repo}/preupload/main", json=body, timeout=20).status_code)
@@ -155,7 +151,7 @@ def test_one_preupload_does_not_stop_the_hub(ada: HfApi, repo: str) -> None:
     assert answer("", count=1001, path="a") == 400
 
 
-def test_thousands_of_folders_are_deleted_at_once(hub: Hub) -> None:
+def test_thousands_of_folders_are_deleted_at_once(hub):
     repo = find_repo(hub.store, "model", "ada/repo")
 
     def commit(operations: list[Operation]) -> None:
@@ -168,7 +164,7 @@ def test_thousands_of_folders_are_deleted_at_once(hub: Hub) -> None:
     assert {*hub.trees.at(repo.id, str(hub.trees.head(repo.id)))} == {".gitattributes", "a.txt"}
 
 
-def test_a_line_of_a_commit_is_bounded(ada: HfApi, repo: str) -> None:
+def test_a_line_of_a_commit_is_bounded(ada, repo):
     head = ada.model_info(repo).sha
     line = json.dumps({"key": "header", "value": {"summary": "s"}}).encode() + b"\n"
     endless = line + b'{"key": "file", "value": {"path": "x", "content": "' + b"a" * 15_000_000
@@ -176,7 +172,7 @@ def test_a_line_of_a_commit_is_bounded(ada: HfApi, repo: str) -> None:
     assert ada.model_info(repo).sha == head
 
 
-def test_the_number_of_things_in_a_request_is_bounded(ada: HfApi, repo: str) -> None:
+def test_the_number_of_things_in_a_request_is_bounded(ada, repo):
     def post(path: str, **body: Any) -> int:
         return int(ask(ada, "POST", path, **body).status_code)
 
@@ -198,7 +194,7 @@ def test_the_number_of_things_in_a_request_is_bounded(ada: HfApi, repo: str) -> 
 # names of branches
 
 
-def test_no_branch_or_tag_is_named_like_a_commit_or_another_ref(ada: HfApi, repo: str) -> None:
+def test_no_branch_or_tag_is_named_like_a_commit_or_another_ref(ada, repo):
     sha = ada.model_info(repo).sha
     for name in (sha, "0" * 40, "ABCDEF0123" * 4, "refs/heads/main", "refs/x"):
         assert status_of(ada.create_branch, repo, branch=name) == status_of(ada.create_tag, repo, tag=name) == 400
@@ -218,7 +214,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 # several requests at once
 
 
-def test_what_a_request_has_checked_still_holds_when_it_writes(client: TestClient, hub: Hub) -> None:
+def test_what_a_request_has_checked_still_holds_when_it_writes(client, hub):
     with hub.store.write():
         asking = Beside(lambda: client.put("/api/models/ada/repo/settings", json={"private": True}))
         time.sleep(0.3)  # it waits for its turn
@@ -228,9 +224,7 @@ def test_what_a_request_has_checked_still_holds_when_it_writes(client: TestClien
     assert (found["private"], found["gated"]) == (True, "manual")
 
 
-def test_a_repo_that_is_deleted_while_somebody_reads_it_is_read_as_it_was(
-    client: TestClient, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repo_that_is_deleted_while_somebody_reads_it_is_read_as_it_was(client, hub, monkeypatch):
     at = hub.trees.at
 
     def at_last(repo: int, sha: str) -> Tree:
@@ -317,7 +311,7 @@ CHANGING = [route for route in ROUTES if route.method != "GET"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("route", CHANGING, ids=lambda route: f"{route.method} {route.template}".replace("/", " "))
-def test_no_body_is_a_fault_of_the_server(client: TestClient, route: Route) -> None:
+def test_no_body_is_a_fault_of_the_server(client, route):
     for body in bodies(route):
         answer = client.request(route.method, address(route.template, "x"), content=body)
         assert answer.status_code < 500, body[:300]
@@ -337,7 +331,7 @@ STRANGE_QUERIES = (
 
 
 @pytest.mark.slow
-def test_no_address_is_a_fault_of_the_server(client: TestClient) -> None:
+def test_no_address_is_a_fault_of_the_server(client):
     for route in ROUTES:
         if route.method != "GET":
             continue
@@ -349,7 +343,7 @@ def test_no_address_is_a_fault_of_the_server(client: TestClient) -> None:
                 assert client.get(strange_repo, follow_redirects=False).status_code < 500, strange_repo
 
 
-def test_a_commit_s_id_means_the_commit_whatever_a_branch_is_called(hub: Hub, tmp_path: Path) -> None:
+def test_a_commit_s_id_means_the_commit_whatever_a_branch_is_called(hub, tmp_path):
     first = hub.trees.resolve(1, "main")
     (tmp_path / "files" / "a.txt").write_text("second")
     second = seed_folder(hub, "ada/repo", "model", tmp_path / "files", author="ada", message="second")
@@ -361,6 +355,6 @@ def test_a_commit_s_id_means_the_commit_whatever_a_branch_is_called(hub: Hub, tm
 @pytest.mark.parametrize(
     "value", ["bytes=99999999999999999999999-", "bytes=-", "x", "bytes=1-0", "bytes=0-0,5-9", "bytes=-0"]
 )
-def test_no_range_is_a_fault_of_the_server(client: TestClient, value: str) -> None:
+def test_no_range_is_a_fault_of_the_server(client, value):
     answer = client.get("/ada/repo/resolve/main/a.txt", headers={"Range": value})
     assert answer.status_code in (200, 206, 400, 416)

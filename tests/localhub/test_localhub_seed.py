@@ -38,7 +38,7 @@ def zoo(tmp_path: Path) -> Path:
     return root
 
 
-def test_the_same_folder_twice_makes_one_commit(tmp_path: Path, zoo: Path) -> None:
+def test_the_same_folder_twice_makes_one_commit(tmp_path, zoo):
     hub = open_hub(tmp_path / "data")
     first = seed_zoo(hub, zoo)
     assert seed_zoo(hub, zoo) == first
@@ -54,7 +54,7 @@ def test_the_same_folder_twice_makes_one_commit(tmp_path: Path, zoo: Path) -> No
     hub.store.close()
 
 
-def test_a_folder_that_the_hub_would_not_take_is_refused_with_the_reason(tmp_path: Path, zoo: Path) -> None:
+def test_a_folder_that_the_hub_would_not_take_is_refused_with_the_reason(tmp_path, zoo):
     (zoo / "base" / os.fsdecode(b"\xff.txt")).write_text("no Unicode")
     hub = open_hub(tmp_path / "data")
     with pytest.raises(HubUnavailableError, match=r"zoo/base .*Invalid path"):
@@ -91,7 +91,7 @@ for repo, subset, revision in json.load(sys.stdin):
 
 
 @pytest.mark.slow
-def test_datasets_reads_every_seeded_dataset_at_its_sha(zoo_hub: LocalHubProcess, tmp_path: Path) -> None:
+def test_datasets_reads_every_seeded_dataset_at_its_sha(zoo_hub, tmp_path):
     api = HfApi(zoo_hub.endpoint, token=False)
     asked = [(repo, subset, api.dataset_info(repo).sha) for repo, subset in WANTED]
     said = printed_by(READER, given=json.dumps(asked), HF_ENDPOINT=zoo_hub.endpoint, HF_HOME=str(tmp_path))
@@ -106,7 +106,7 @@ def test_datasets_reads_every_seeded_dataset_at_its_sha(zoo_hub: LocalHubProcess
 
 
 @pytest.mark.slow
-def test_the_shas_follow_from_the_content_alone(tmp_path: Path) -> None:
+def test_the_shas_follow_from_the_content_alone(tmp_path):
     heads = []
     for name in ("one", "two"):
         known = with_mirrors(default_users())
@@ -123,7 +123,7 @@ def test_the_shas_follow_from_the_content_alone(tmp_path: Path) -> None:
     assert set(heads[0]) == set(DATASETS)
 
 
-def test_the_mirrors_give_nobody_new_rights() -> None:
+def test_the_mirrors_give_nobody_new_rights():
     users = default_users()
     known = with_mirrors(users)
     assert [org.name for org, _ in known.orgs_of("ada")] == [org.name for org, _ in users.orgs_of("ada")]
@@ -138,7 +138,7 @@ def test_the_mirrors_give_nobody_new_rights() -> None:
     assert isinstance(known.user(MIRROR), User)
 
 
-def test_a_seeded_hub_reads_like_one_that_was_uploaded_to(tmp_path: Path, zoo: Path) -> None:
+def test_a_seeded_hub_reads_like_one_that_was_uploaded_to(tmp_path, zoo):
     hub = open_hub(tmp_path / "data")
     heads = seed_zoo(hub, zoo)
     hub.store.close()
@@ -157,7 +157,7 @@ def test_a_seeded_hub_reads_like_one_that_was_uploaded_to(tmp_path: Path, zoo: P
         api.upload_file(path_or_fileobj=b"\0new", path_in_repo="model.safetensors", repo_id="zoo/math-agent")
 
 
-def test_a_folder_was_last_changed_by_the_latest_commit_to_it_though_all_have_one_date(tmp_path: Path) -> None:
+def test_a_folder_was_last_changed_by_the_latest_commit_to_it_though_all_have_one_date(tmp_path):
     folder = tmp_path / "files"
     (folder / "rows").mkdir(parents=True)
     (folder / "rows" / "a.txt").write_text("kept")
@@ -172,7 +172,7 @@ def test_a_folder_was_last_changed_by_the_latest_commit_to_it_though_all_have_on
     assert titles == {"rows": "second", "rows/a.txt": "first", "rows/b.txt": "second"}
 
 
-def test_the_questions_to_calibrate_with_are_the_rows_to_choose_by() -> None:
+def test_the_questions_to_calibrate_with_are_the_rows_to_choose_by():
     parts = [(EXAMPLES / "zoo" / "eval" / f"dev_{name}.jsonl").read_bytes() for name in ("math", "tool", "mem")]
     assert (EXAMPLES / "datasets" / "questions" / "train.jsonl").read_bytes() == b"".join(parts)
 
@@ -181,7 +181,7 @@ CALIBRATION = "zoo/questions"
 
 
 @pytest.mark.slow
-def test_every_dataset_has_a_card_a_license_and_a_use(zoo_hub: LocalHubProcess) -> None:
+def test_every_dataset_has_a_card_a_license_and_a_use(zoo_hub):
     api = HfApi(zoo_hub.endpoint, token=False)
     repos = {task.rows.repo for task in registry().values()}
     for repo, (folder, _) in DATASETS.items():

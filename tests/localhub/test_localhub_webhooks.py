@@ -26,7 +26,7 @@ def deliveries(api: HfApi, webhook: str) -> list[dict[str, Any]]:
     return answer.json()
 
 
-def test_a_commit_is_announced_with_secret_ref_and_shas(ada: HfApi, repo: str, receiver) -> None:
+def test_a_commit_is_announced_with_secret_ref_and_shas(ada, repo, receiver):
     hook = ada.create_webhook(
         url=receiver.url, watched=[{"type": "model", "name": repo}], domains=["repo"], secret="s3cret"
     )
@@ -46,7 +46,7 @@ def test_a_commit_is_announced_with_secret_ref_and_shas(ada: HfApi, repo: str, r
     assert (logged["statusCode"], logged["attempts"], logged["payload"]) == (200, 1, body)
 
 
-def test_each_kind_of_change_has_its_event(ada: HfApi, fresh, receiver) -> None:
+def test_each_kind_of_change_has_its_event(ada, fresh, receiver):
     ada.create_webhook(url=receiver.url, watched=[{"type": "user", "name": "ada"}])
     repo, moved = f"ada/{fresh()}", f"ada/{fresh()}"
 
@@ -73,7 +73,7 @@ def test_each_kind_of_change_has_its_event(ada: HfApi, fresh, receiver) -> None:
         ada.delete_webhook(hook.id)
 
 
-def test_a_refused_commit_announces_nothing(ada: HfApi, repo: str, receiver) -> None:
+def test_a_refused_commit_announces_nothing(ada, repo, receiver):
     ada.create_webhook(url=receiver.url, watched=[{"type": "model", "name": repo}], domains=["repo"])
     late = {"path_or_fileobj": b"x", "path_in_repo": "x", "repo_id": repo, "parent_commit": "0" * 40}
     assert status_of(ada.upload_file, **late) == 412
@@ -83,7 +83,7 @@ def test_a_refused_commit_announces_nothing(ada: HfApi, repo: str, receiver) -> 
         receiver.received.get_nowait()
 
 
-def test_a_private_repo_is_announced_only_to_members(ada: HfApi, bob: HfApi, fresh, receiver) -> None:
+def test_a_private_repo_is_announced_only_to_members(ada, bob, fresh, receiver):
     watched = [{"type": "org", "name": "zoo"}]
     theirs = bob.create_webhook(url=receiver.url, watched=watched, domains=["repo"])
     own = ada.create_webhook(url=receiver.url, watched=watched, domains=["repo"])
@@ -95,7 +95,7 @@ def test_a_private_repo_is_announced_only_to_members(ada: HfApi, bob: HfApi, fre
     bob.delete_webhook(theirs.id)
 
 
-def test_a_failing_receiver_is_tried_again_in_order(ada: HfApi, repo: str, receiver) -> None:
+def test_a_failing_receiver_is_tried_again_in_order(ada, repo, receiver):
     receiver.statuses = [500, 200]
     hook = ada.create_webhook(url=receiver.url, watched=[{"type": "model", "name": repo}], domains=["repo"])
     first = ada.upload_file(path_or_fileobj=b"1", path_in_repo="a", repo_id=repo).oid
@@ -106,9 +106,7 @@ def test_a_failing_receiver_is_tried_again_in_order(ada: HfApi, repo: str, recei
     assert [d["attempts"] for d in deliveries(ada, hook.id)] == [1, 2]
 
 
-def test_an_outcome_that_a_full_disk_does_not_take_is_written_when_there_is_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_outcome_that_a_full_disk_does_not_take_is_written_when_there_is_room(monkeypatch):
     monkeypatch.setattr(webhooks, "send", lambda *_: (200, None))
     monkeypatch.setattr(webhooks, "RETRY_AFTER_S", (0.0,))
     store = Mock(change=Mock(side_effect=[sqlite3.OperationalError, None]))
@@ -117,7 +115,7 @@ def test_an_outcome_that_a_full_disk_does_not_take_is_written_when_there_is_room
     assert store.change.call_count == 2
 
 
-def test_a_disabled_webhook_is_silent_until_it_is_enabled(ada: HfApi, repo: str, receiver) -> None:
+def test_a_disabled_webhook_is_silent_until_it_is_enabled(ada, repo, receiver):
     hook = ada.create_webhook(url=receiver.url, watched=[{"type": "model", "name": repo}])
     ada.disable_webhook(hook.id)
     ada.upload_file(path_or_fileobj=b"1", path_in_repo="a", repo_id=repo)
@@ -127,9 +125,7 @@ def test_a_disabled_webhook_is_silent_until_it_is_enabled(ada: HfApi, repo: str,
     assert json.loads(receiver.next().body)["updatedRefs"][0]["newSha"] == sha
 
 
-def test_webhooks_belong_to_their_owner_and_keep_what_an_update_leaves_out(
-    ada: HfApi, bob: HfApi, reader: HfApi, receiver
-) -> None:
+def test_webhooks_belong_to_their_owner_and_keep_what_an_update_leaves_out(ada, bob, reader, receiver):
     watched = [{"type": "user", "name": "somebody"}]
     hook = ada.create_webhook(url=receiver.url, watched=watched, secret="one")
     assert hook.id in [known.id for known in ada.list_webhooks()]
@@ -144,11 +140,11 @@ def test_webhooks_belong_to_their_owner_and_keep_what_an_update_leaves_out(
 @pytest.mark.parametrize(
     "url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/", "http://", "http://[", "nonsense"]
 )
-def test_a_webhook_goes_to_http_urls_only(ada: HfApi, url: str) -> None:
+def test_a_webhook_goes_to_http_urls_only(ada, url):
     assert status_of(ada.create_webhook, url=url, watched=[{"type": "user", "name": "ada"}]) == 400
 
 
-def test_a_pause_begins_when_an_attempt_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_begins_when_an_attempt_has_ended(monkeypatch):
     clock = [0.0]
 
     def slowly(*_: object) -> tuple[int, None]:
@@ -163,7 +159,7 @@ def test_a_pause_begins_when_an_attempt_has_ended(monkeypatch: pytest.MonkeyPatc
     assert worker._due == {"a": webhooks.TIMEOUT_S + webhooks.RETRY_AFTER_S[0]}
 
 
-def test_a_stop_waits_for_the_try_under_way_and_begins_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_waits_for_the_try_under_way_and_begins_none(monkeypatch):
     begun, ready = Event(), Event()
 
     def slowly(*_: object) -> tuple[int, None]:
@@ -181,7 +177,7 @@ def test_a_stop_waits_for_the_try_under_way_and_begins_none(monkeypatch: pytest.
     assert (store.change.call_count, worker._thread.is_alive()) == (1, False)
 
 
-def test_a_receiver_that_never_answers_delays_no_other(ada: HfApi, repo: str, receiver) -> None:
+def test_a_receiver_that_never_answers_delays_no_other(ada, repo, receiver):
     watched = [{"type": "model", "name": repo}]
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
@@ -195,7 +191,7 @@ def test_a_receiver_that_never_answers_delays_no_other(ada: HfApi, repo: str, re
 
 
 @pytest.mark.slow
-def test_what_a_killed_hub_still_owed_is_delivered_after_its_restart(tmp_path, receiver) -> None:
+def test_what_a_killed_hub_still_owed_is_delivered_after_its_restart(tmp_path, receiver):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         nobody_listens = f"http://127.0.0.1:{unused.getsockname()[1]}/"

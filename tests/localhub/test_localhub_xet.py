@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +44,7 @@ def committed(api: HfApi, repo: str, sha256: str) -> Any:
 
 
 @pytest.mark.parametrize("home", ["home", "/dev/null"])  # the other cannot be written, as in many containers
-def test_a_merge_is_published_through_xet_and_its_result_stands_alone(
-    local_hub: LocalHubProcess, ada: HfApi, fresh: Callable[[], str], tmp_path: Path, home: str
-) -> None:
+def test_a_merge_is_published_through_xet_and_its_result_stands_alone(local_hub, ada, fresh, tmp_path, home):
     target, base, *agents = f"ada/{fresh()}", *(str(ROOT / "examples" / "zoo" / n) for n in ("base", "math", "tool"))
     (tmp_path / "recipe.yaml").write_text(json.dumps({"base": base, "agents": agents, "method": "ram"}))
     command = ["run", str(tmp_path / "recipe.yaml"), "--to", target, "--json"]
@@ -58,9 +55,7 @@ def test_a_merge_is_published_through_xet_and_its_result_stands_alone(
     assert shard.lfs.sha256 in report  # type: ignore[union-attr]
 
 
-def test_only_who_may_upload_is_given_a_storage(
-    local_hub: LocalHubProcess, ada: HfApi, reader: HfApi, nobody: HfApi, repo: str
-) -> None:
+def test_only_who_may_upload_is_given_a_storage(local_hub, ada, reader, nobody, repo):
     def asked(api: HfApi, name: str) -> int:
         return int(ask(api, "GET", f"/api/models/{name}/xet-write-token/main").status_code)
 
@@ -70,8 +65,8 @@ def test_only_who_may_upload_is_given_a_storage(
 
 
 def test_what_was_sent_belongs_to_its_repo_and_a_storage_that_lies_makes_no_object(
-    local_hub: LocalHubProcess, ada: HfApi, repo: str, fresh: Callable[[], str], tmp_path: Path
-) -> None:
+    local_hub, ada, repo, fresh, tmp_path
+):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "a.safetensors").write_bytes(os.urandom(100_000))
     through_xet(UPLOAD, local_hub, tmp_path, repo, str(tmp_path / "one"))

@@ -26,7 +26,7 @@ def told(folder: Path, own: str, files: Mapping[str, str]) -> GroupLimits:
     return group_limits(folder)
 
 
-def test_a_group_of_version_2_is_limited_by_all_above_it(tmp_path: Path) -> None:
+def test_a_group_of_version_2_is_limited_by_all_above_it(tmp_path):
     files = {
         "pod/job/cpu.max": "max 100000\n",
         "pod/job/memory.max": "3000000000\n",
@@ -38,7 +38,7 @@ def test_a_group_of_version_2_is_limited_by_all_above_it(tmp_path: Path) -> None
     assert told(tmp_path, "0::/pod/job\n", files) == GroupLimits(3, 2_000_000_000)
 
 
-def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
+def test_version_1_has_a_tree_for_each_controller(tmp_path):
     own = "4:memory:/docker/m\n3:cpu,cpuacct:/docker/c\n2:freezer:/\n1:name=systemd:/x\n0::/x\n"
     files = {
         "cpu,cpuacct/docker/c/cpu.cfs_quota_us": "-1\n",
@@ -53,7 +53,7 @@ def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", ["0::/docker/a", "0::/", "0::/../../outside", "0::/../outside/a"])
-def test_a_container_sees_its_own_group_where_its_tree_begins(own: str, tmp_path: Path) -> None:
+def test_a_container_sees_its_own_group_where_its_tree_begins(own, tmp_path):
     """Whatever its name is, which may be told from another root."""
     files = {"cpu.max": "200000 100000", "memory.max": "1000000"}
     assert told(tmp_path, f"{own}\n", files) == GroupLimits(2, 1_000_000)
@@ -62,12 +62,12 @@ def test_a_container_sees_its_own_group_where_its_tree_begins(own: str, tmp_path
 @pytest.mark.parametrize(
     "content", ["", "max", "max 100000", "-5 100000", "0 100000", "100000 0", "100000", "many cores", "9" * 5000 + " 1"]
 )
-def test_what_cannot_be_understood_limits_nothing(content: str, tmp_path: Path) -> None:
+def test_what_cannot_be_understood_limits_nothing(content, tmp_path):
     files = {"cpu.max": content, "memory.max": "²" if content else "\n"}
     assert told(tmp_path, "0::/\n", files) == GroupLimits()
 
 
-def test_what_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
+def test_what_cannot_be_read_limits_nothing(tmp_path):
     assert group_limits(tmp_path) == GroupLimits()
     assert told(tmp_path, "0::/gone\nnonsense\n::\n", {}) == GroupLimits()
     (tmp_path / "sys/fs/cgroup/cpu.max").mkdir(parents=True)
@@ -75,7 +75,7 @@ def test_what_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
     assert group_limits(tmp_path) == GroupLimits()
 
 
-def test_threads_follow_what_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_follow_what_the_process_may_use(monkeypatch):
     cores, memory_bytes = resources.cores.__wrapped__, resources.memory_bytes.__wrapped__  # what is kept stays
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     monkeypatch.setattr(resources, "group_limits", lambda: GroupLimits(3, 2**20))
@@ -96,9 +96,7 @@ def test_threads_follow_what_the_process_may_use(monkeypatch: pytest.MonkeyPatch
         (None, None),
     ],
 )
-def test_a_gpu_s_memory_is_what_its_driver_s_tool_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str | None, known: int | None
-) -> None:
+def test_a_gpu_s_memory_is_what_its_driver_s_tool_says(tmp_path, monkeypatch, prints, known):
     if prints is not None:
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{prints}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
@@ -107,9 +105,7 @@ def test_a_gpu_s_memory_is_what_its_driver_s_tool_says(
 
 
 @pytest.mark.parametrize("command", [["demo"], ["serve"], ["watch", "rule.yaml"]])
-def test_the_app_and_the_bot_need_linux_and_elsewhere_say_what_works_there(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_app_and_the_bot_need_linux_and_elsewhere_say_what_works_there(command, monkeypatch, capsys):
     for module in ("workflows.demo", "workflows.serve", "workflows.watch"):
         importlib.import_module(module)
     monkeypatch.setattr("sys.platform", "darwin")
@@ -119,24 +115,24 @@ def test_the_app_and_the_bot_need_linux_and_elsewhere_say_what_works_there(
     assert re.search("E_SETTINGS.*runs on Linux alone: got darwin.*merging.*work here, too", told)
 
 
-def test_windows_is_told_of_wsl_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_is_told_of_wsl_before_anything_is_imported(monkeypatch):
     monkeypatch.setattr("sys.platform", "win32")
     with pytest.raises(SystemExit, match=r"E_SETTINGS: Windows has no file locks.*WSL"):
         console()
 
 
-def test_controllers_of_one_tree_are_found_in_whatever_order_they_are_told(tmp_path: Path) -> None:
+def test_controllers_of_one_tree_are_found_in_whatever_order_they_are_told(tmp_path):
     """RHEL 7 tells of `cpuacct,cpu`; the folder is `cpu,cpuacct`, and `cpu` a link to it."""
     files = {"cpu/a..b/cpu.cfs_quota_us": "150000\n", "cpu/a..b/cpu.cfs_period_us": "100000\n"}
     assert told(tmp_path, "4:cpuacct,cpu:/a..b\n", files) == GroupLimits(2, None)
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("50000 100000", 1), ("100000 100000", 1), ("100001 100000", 2)])
-def test_a_part_of_a_core_is_one(quota: str, cores: int, tmp_path: Path) -> None:
+def test_a_part_of_a_core_is_one(quota, cores, tmp_path):
     assert told(tmp_path, "0::/\n", {"cpu.max": quota}).cores == cores
 
 
-def test_the_kernel_s_count_of_processes_ended_for_memory_is_read_where_there_is_one() -> None:
+def test_the_kernel_s_count_of_processes_ended_for_memory_is_read_where_there_is_one():
     counted = resources.oom_kills()
     lines = Path("/proc/vmstat").read_text() if Path("/proc/vmstat").is_file() else ""
     assert (counted is None) == ("oom_kill " not in lines)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from builders import recipe_dict, write_parents
-from line import Line, Watcher
+from line import Watcher
 from plan_helpers import NOWHERE
-from processes import Refused
 
 from hubmerge.cli.main import main
 from hubmerge.engine.sink import MANIFEST, sole_owner
@@ -67,8 +65,8 @@ def flip_a_bit(shard: Path) -> None:
     ids=["replaced", "a bit flipped", "removed", "truncated"],
 )
 def test_a_shard_that_changes_while_it_is_merged_is_noticed_and_nothing_made_of_it_is_kept(
-    models: list[Path], recipe: dict[str, Any], tmp_path: Path, change: Callable[[Path], None]
-) -> None:
+    models, recipe, tmp_path, change
+):
     out = tmp_path / "out"
     observer = Watcher()
     observer.at["merge"] = lambda: change(models[1] / SHARD)
@@ -79,27 +77,21 @@ def test_a_shard_that_changes_while_it_is_merged_is_noticed_and_nothing_made_of_
     assert not [line for line in journal if line["event"] == "shard"]
 
 
-def test_a_folder_that_changed_between_plan_and_merge_is_noticed(
-    models: list[Path], recipe: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_folder_that_changed_between_plan_and_merge_is_noticed(models, recipe, tmp_path):
     prepared = checked(recipe)
     flip_a_bit(models[1] / SHARD)
     with pytest.raises(SourceChangedError, match="one"):
         merge(prepared, tmp_path, Watcher())
 
 
-def test_a_tokenizer_that_goes_meanwhile_is_a_changed_source(
-    models: list[Path], recipe: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_tokenizer_that_goes_meanwhile_is_a_changed_source(models, recipe, tmp_path):
     observer = Watcher()
     observer.at["card"] = lambda: (models[0] / "tokenizer.json").unlink()
     with pytest.raises(SourceChangedError, match=r"tokenizer\.json"):
         merge(checked(recipe), tmp_path, observer)
 
 
-def test_a_second_process_into_the_same_folder_is_refused_and_the_first_goes_on(
-    recipe_file: Path, tmp_path: Path, refused: Refused
-) -> None:
+def test_a_second_process_into_the_same_folder_is_refused_and_the_first_goes_on(recipe_file, tmp_path, refused):
     out = tmp_path / "out"
     with sole_owner(out):
         assert "E_IN_USE" in refused("merge", recipe_file, "--out", out)
@@ -107,9 +99,7 @@ def test_a_second_process_into_the_same_folder_is_refused_and_the_first_goes_on(
     assert main(["merge", str(recipe_file), "--out", str(out)]) == 0
 
 
-def test_a_finished_folder_whose_shards_somebody_deleted_is_not_called_finished(
-    recipe_file: Path, tmp_path: Path, refused: Refused
-) -> None:
+def test_a_finished_folder_whose_shards_somebody_deleted_is_not_called_finished(recipe_file, tmp_path, refused):
     command = ["merge", str(recipe_file), "--out", str(tmp_path / "out")]
     assert main(command) == 0
     (tmp_path / "out" / "model.safetensors").unlink()
@@ -118,7 +108,7 @@ def test_a_finished_folder_whose_shards_somebody_deleted_is_not_called_finished(
     assert "no model.safetensors" in told
 
 
-def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away(line: Line) -> None:
+def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away(line):
     prepared, out = line.prepare(), line.out
     with sole_owner(out), pytest.raises(FolderInUseError) as error:
         merge_to_hub(prepared, line.hub, out, StreamOptions(cache=line.inputs), Watcher())
@@ -126,7 +116,7 @@ def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away
     assert not line.api.repo_exists(line.target)
 
 
-def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, own: Path) -> None:
+def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line, own):
     base, older = line.recipe["base"], line.prepare().plan.base.ref.sha
 
     line.watcher.at["merge"] = Mock(side_effect=KeyboardInterrupt)
@@ -141,9 +131,7 @@ def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, 
     assert (line.out / MANIFEST).is_file()
 
 
-def test_a_variant_s_folder_with_other_content_is_refused_before_the_first_pass(
-    recipe: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_variant_s_folder_with_other_content_is_refused_before_the_first_pass(recipe, tmp_path):
     recipes = [recipe_from_dict(recipe | {"parameters": {"epsilon": epsilon}}) for epsilon in (1e-5, 1e-3)]
     outs = [tmp_path / "first", tmp_path / "second"]
     outs[1].mkdir()
@@ -155,15 +143,13 @@ def test_a_variant_s_folder_with_other_content_is_refused_before_the_first_pass(
 
 
 @pytest.mark.parametrize("where", ["file", "file/below", "x" * 300])
-def test_an_output_that_can_be_no_folder_is_refused(
-    recipe_file: Path, tmp_path: Path, refused: Refused, where: str
-) -> None:
+def test_an_output_that_can_be_no_folder_is_refused(recipe_file, tmp_path, refused, where):
     (tmp_path / "file").write_text("somebody's")
     assert refused("merge", recipe_file, "--out", tmp_path / where).startswith("hubmerge: E_DISK: ")
     assert (tmp_path / "file").read_text() == "somebody's"
 
 
 @pytest.mark.parametrize("name", ["~nobody-of-that-name/model", "/" + "x" * 300])
-def test_a_folder_that_cannot_be_named_is_a_missing_source(name: str) -> None:
+def test_a_folder_that_cannot_be_named_is_a_missing_source(name):
     with pytest.raises(SourceNotFoundError, match=r"cannot be read|no such folder"):
         open_model(ModelName.parse(name), NOWHERE, allow_local=True)

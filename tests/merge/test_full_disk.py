@@ -72,7 +72,7 @@ class SmallDisk:
     [{"shards": 0}, {"shards": 2}, {"room": 0}, {"room": 100_000}, {"room": 600_000}, {"room": 1_000_000}],
     ids=str,
 )
-def test_a_disk_that_fills_while_shards_are_written(line: Line, disk: dict[str, int]) -> None:
+def test_a_disk_that_fills_while_shards_are_written(line, disk):
     full_disk = pytest.raises(DiskError, match="No space left")
     with patch.object(uncached, "os", SmallDisk(**disk)), full_disk as caught:
         line.to_hub()
@@ -84,7 +84,7 @@ def test_a_disk_that_fills_while_shards_are_written(line: Line, disk: dict[str, 
     assert not [*line.folder.rglob("*.safetensors")]
 
 
-def test_a_budget_for_all_merges_counts_what_an_earlier_run_has_finished(tmp_path: Path) -> None:
+def test_a_budget_for_all_merges_counts_what_an_earlier_run_has_finished(tmp_path):
     folders = write_parents(tmp_path)
     recipes = [recipe_from_dict(recipe_dict(folders[0], folders[1:], method)) for method in ("ram", "linear")]
     hub, outs = Hub("http://127.0.0.1:9"), [tmp_path / "ram", tmp_path / "linear"]
@@ -146,7 +146,7 @@ def whole_shards(line: Line) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
 @pytest.mark.parametrize("left", [0, 200_000, 400_000])
-def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(line: Line, disk: Path, stage: str, left: int) -> None:
+def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(line, disk, stage, left):
     line.folder = disk / "job"
     line.watcher.at["fetch"] = lambda: fill(disk, left)
     if stage == "merge":
@@ -164,7 +164,7 @@ def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(line: Line, disk: P
     assert before.items() <= whole_shards(line).items()
 
 
-def test_a_limit_on_file_sizes_is_an_error_with_exit_code_1_and_the_command_goes_on_without_it(line: Line) -> None:
+def test_a_limit_on_file_sizes_is_an_error_with_exit_code_1_and_the_command_goes_on_without_it(line):
     """Inputs come in files of some 250 kB, the output is one of 1.1 MB."""
     (line.folder / "recipe.yaml").write_text(str(line.recipe))
     command = ["run", str(line.folder / "recipe.yaml"), "--to", line.target, "--license", "mit"]
@@ -184,7 +184,7 @@ def test_a_limit_on_file_sizes_is_an_error_with_exit_code_1_and_the_command_goes
 
 
 @pytest.mark.parametrize("call", range(12))
-def test_an_error_at_any_sync_leaves_what_can_be_gone_on_with(line: Line, call: int) -> None:
+def test_an_error_at_any_sync_leaves_what_can_be_gone_on_with(line, call):
     """Where a disk may say late that it is full: each sync of the journal and of the shards in turn."""
     disk = SmallDisk(syncs=call)
     full_disk = pytest.raises(DiskError, match="No space left")
@@ -194,7 +194,7 @@ def test_an_error_at_any_sync_leaves_what_can_be_gone_on_with(line: Line, call: 
     assert line.to_folder() == line.undisturbed
 
 
-def test_a_journal_that_was_begun_and_not_written_is_begun_again(line: Line) -> None:
+def test_a_journal_that_was_begun_and_not_written_is_begun_again(line):
     """A kill between the creation of the journal and its first line, whole or torn."""
     path = line.out / ".hubmerge" / "journal.jsonl"
     path.parent.mkdir(parents=True)

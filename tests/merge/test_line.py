@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from processes import Refused, act_as_ada, as_ada, python
+from processes import act_as_ada, as_ada, python
 
 from hubmerge.output.report import Report
 from localhub.process import LocalHubProcess
@@ -28,8 +28,8 @@ def api(zoo_hub: LocalHubProcess) -> HfApi:
 
 
 def test_run_publishes_a_complete_model_in_one_commit_pins_its_parents_and_again_is_the_same_commit(
-    zoo_hub: LocalHubProcess, api: HfApi, tmp_path: Path
-) -> None:
+    zoo_hub, api, tmp_path
+):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     runs = tmp_path / "data" / "runs"
 
@@ -69,8 +69,8 @@ def test_run_publishes_a_complete_model_in_one_commit_pins_its_parents_and_again
 
 
 def test_a_target_of_somebody_else_or_with_other_content_is_refused_before_any_download(
-    zoo_hub: LocalHubProcess, api: HfApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
+    zoo_hub, api, tmp_path, monkeypatch, refused
+):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     act_as_ada(monkeypatch, zoo_hub, tmp_path)
     before = api.list_repo_commits("zoo/base")
@@ -80,7 +80,7 @@ def test_a_target_of_somebody_else_or_with_other_content_is_refused_before_any_d
     assert not (tmp_path / "data").exists()
 
 
-def test_kills_at_random_moments_cost_nothing_but_time(tmp_path: Path) -> None:
+def test_kills_at_random_moments_cost_nothing_but_time(tmp_path):
     out = tmp_path / "kills.json"
     command = ["benchmarks.kills", "--kills", "4", "--models", "synthetic", "--out", str(out)]
     done = python("-m", *command, TMPDIR=str(tmp_path))

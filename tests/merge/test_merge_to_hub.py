@@ -19,7 +19,7 @@ from hubmerge.hub.client import Hub
 from hubmerge.output.plan_words import plan_summary
 from hubmerge.output.upload import ShardUploader
 from hubmerge.plan.disk import DISK_MARGIN_BYTES
-from localhub.fault_rules import FaultSwitch, LostAnswer, Observe, Reset, Status, WrongByte
+from localhub.fault_rules import LostAnswer, Observe, Reset, Status, WrongByte
 
 ROUNDED_UP = 25 * 4096  # the disk takes whole blocks
 SMALL_FILES = 500_000  # journal, card
@@ -27,9 +27,7 @@ SHARD = r"/ada/one/resolve/[0-9a-f]{40}/model-00003-of-00005\.safetensors$"
 HEADERS = 1  # the first read of a shard is that of its header
 
 
-def test_a_merge_to_the_hub_has_the_bytes_of_one_to_a_folder_in_one_commit_and_tells_what_it_fetched(
-    line: Line,
-) -> None:
+def test_a_merge_to_the_hub_has_the_bytes_of_one_to_a_folder_in_one_commit_and_tells_what_it_fetched(line):
     done = line.to_hub(extra={"pick.md": b"chosen"})
     published = line.published()
     assert published.pop("pick.md")
@@ -48,7 +46,7 @@ def test_a_merge_to_the_hub_has_the_bytes_of_one_to_a_folder_in_one_commit_and_t
     assert (fetch["refetched_shards"], fetch["range_bytes"]) == (0, 0)
 
 
-def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within_its_budget(line: Line) -> None:
+def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within_its_budget(line):
     """The inputs take 3.3 MB, the output 1.1 MB; uploads are slow, so that merging could run ahead."""
     assert len([name for name in line.undisturbed if name.endswith(".safetensors")]) >= 4
     line.disk_budget = 2 * OUT_SHARD_BYTES + 1_000_000
@@ -84,7 +82,7 @@ def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4])
-def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(line: Line, share: float) -> None:
+def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(line, share):
     plan = line.prepare().plan
     line.disk_budget = plan.output_bytes + plan.companions.bytes + int(share * plan.download_bytes)
     peak = [0]
@@ -94,14 +92,14 @@ def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(line:
     assert threads_left() == []
 
 
-def test_what_lies_beside_the_folder_for_fetched_inputs_is_nobodys_of_ours(line: Line) -> None:
+def test_what_lies_beside_the_folder_for_fetched_inputs_is_nobodys_of_ours(line):
     for name in ("inputs-7", "inputs-old"):
         (line.folder / name).mkdir()
     line.to_folder()
     assert {"inputs-7", "inputs-old"} <= {path.name for path in line.folder.iterdir()}
 
 
-def test_thresholds_of_each_tensor_fetch_the_inputs_once_however_small_the_disk(line: Line) -> None:
+def test_thresholds_of_each_tensor_fetch_the_inputs_once_however_small_the_disk(line):
     line.recipe = {**line.recipe, "method": "ties", "parameters": {"trim_scope": "tensor"}}
     plan = line.prepare().plan
     line.disk_budget = plan.output_bytes + int(0.7 * plan.download_bytes)
@@ -110,14 +108,14 @@ def test_thresholds_of_each_tensor_fetch_the_inputs_once_however_small_the_disk(
     assert (fetch["bytes"], fetch["refetched_shards"], fetch["range_bytes"]) == (plan.download_bytes, 0, 0)
 
 
-def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(line: Line) -> None:
+def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(line):
     small = patch("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1_000_000})())
     with small, pytest.raises(DiskError, match="not enough disk"):
         line.to_folder()
     assert not [path for path in line.folder.rglob("*") if path.is_file()]
 
 
-def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(line: Line, switch: FaultSwitch) -> None:
+def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(line, switch):
     plan = line.prepare().plan
     facts = plan_summary(plan)
     sizes = sorted(s.size for s in plan.shards)
@@ -143,7 +141,7 @@ def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(line: Line, 
     assert small.report()["environment"]["disk_high_water_bytes"] <= facts["disk_least_bytes"] + SMALL_FILES
 
 
-def test_what_is_free_decides_where_no_budget_is_given(line: Line) -> None:
+def test_what_is_free_decides_where_no_budget_is_given(line):
     plan = line.prepare().plan
     free = plan.output_bytes + DISK_MARGIN_BYTES + plan.download_bytes // 3
     with patch("shutil.disk_usage", lambda path: type("Usage", (), {"free": free})()):
@@ -184,9 +182,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_between_upload_and_commit_gives_one_commit_and_merges_no_uploaded_shard_again(
-    line: Line, point: str
-) -> None:
+def test_a_kill_between_upload_and_commit_gives_one_commit_and_merges_no_uploaded_shard_again(line, point):
     with killed(*POINTS[point]), pytest.raises(Killed):
         line.to_hub()
     assert threads_left() == []
@@ -212,7 +208,7 @@ def journal_lines(line: Line) -> list[str]:
 
 
 @pytest.mark.parametrize("moment", range(0, 40, 6))
-def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(line: Line, moment: int) -> None:
+def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(line, moment):
     left = [moment]
 
     def die(stage: str) -> None:
@@ -229,7 +225,7 @@ def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(line: Line, moment: 
     line.arrives()
 
 
-def test_uploads_that_the_target_has_lost_are_merged_again(line: Line) -> None:
+def test_uploads_that_the_target_has_lost_are_merged_again(line):
     """Somebody deletes the empty repo between two runs: what was uploaded to it is gone."""
     with patch.object(Hub, "commit", side_effect=Killed), pytest.raises(Killed):
         line.to_hub()
@@ -242,9 +238,7 @@ def test_uploads_that_the_target_has_lost_are_merged_again(line: Line) -> None:
 
 
 @pytest.mark.parametrize("trouble", [Reset(at=10_000), Status(status=503), Reset(at=0)], ids=str)
-def test_a_connection_that_drops_while_fetching_ahead_is_taken_up_again(
-    line: Line, switch: FaultSwitch, trouble: Any
-) -> None:
+def test_a_connection_that_drops_while_fetching_ahead_is_taken_up_again(line, switch, trouble):
     line.disk_budget = 2 * OUT_SHARD_BYTES + 1_200_000
     rule = switch.add(SHARD, trouble, skip=HEADERS, times=2)
     line.to_hub()
@@ -253,9 +247,7 @@ def test_a_connection_that_drops_while_fetching_ahead_is_taken_up_again(
 
 
 @pytest.mark.parametrize("inputs", [3_400_000, 900_000, 0], ids=["all fits", "some fits", "ranges only"])
-def test_a_wrong_byte_anywhere_is_corrupt_nothing_is_committed_and_the_next_run_is_whole(
-    line: Line, switch: FaultSwitch, inputs: int
-) -> None:
+def test_a_wrong_byte_anywhere_is_corrupt_nothing_is_committed_and_the_next_run_is_whole(line, switch, inputs):
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
     switch.add(SHARD, WrongByte(at=150_000, mask=4), skip=HEADERS)
     with pytest.raises(CorruptError, match=r"model-00003-of-00005\.safetensors in ada/one"):
@@ -268,8 +260,8 @@ def test_a_wrong_byte_anywhere_is_corrupt_nothing_is_committed_and_the_next_run_
 @pytest.mark.parametrize("route", ["/lfs-uploads/", r"\.git/info/lfs/objects/batch", "/api/repos/create"])
 @pytest.mark.parametrize("trouble", [Status(status=500), LostAnswer()], ids=lambda t: t.kind)
 def test_trouble_while_uploading_in_the_background_ends_in_one_whole_commit(
-    line: Line, switch: FaultSwitch, client_pauses: list[float], route: str, trouble: Any
-) -> None:
+    line, switch, client_pauses, route, trouble
+):
     rule = switch.add(route, trouble, skip=int(route != "/api/repos/create"))
     line.to_hub()
     assert switch.state(rule).fired == 1
@@ -277,9 +269,7 @@ def test_trouble_while_uploading_in_the_background_ends_in_one_whole_commit(
     assert line.commits() == 1
 
 
-def test_a_hub_that_takes_no_upload_ends_the_merge_with_its_error_and_the_next_run_goes_on(
-    line: Line, switch: FaultSwitch, client_pauses: list[float]
-) -> None:
+def test_a_hub_that_takes_no_upload_ends_the_merge_with_its_error_and_the_next_run_goes_on(line, switch, client_pauses):
     switch.add("/lfs-uploads/", Status(status=507, message="out of storage"), times=None)
     with pytest.raises(HubUnavailableError, match="out of storage"):
         line.to_hub()
@@ -289,6 +279,6 @@ def test_a_hub_that_takes_no_upload_ends_the_merge_with_its_error_and_the_next_r
     line.arrives()
 
 
-def test_a_finished_folder_that_was_made_without_uploads_is_published_as_it_is(line: Line) -> None:
+def test_a_finished_folder_that_was_made_without_uploads_is_published_as_it_is(line):
     assert line.to_folder() == line.undisturbed
     line.arrives()

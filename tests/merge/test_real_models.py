@@ -82,7 +82,7 @@ def code_of(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_file_of_a_model_that_transformers_wrote_is_lost(models: Any, kind: str):
+def test_no_file_of_a_model_that_transformers_wrote_is_lost(models, kind):
     base, result = models(kind)
     assert {p.name for p in base.iterdir()} <= {p.name for p in result.iterdir()}
     for path in base.iterdir():
@@ -94,15 +94,13 @@ def test_no_file_of_a_model_that_transformers_wrote_is_lost(models: Any, kind: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_card_says_what_the_model_is_for(models: Any, kind: str):
+def test_the_card_says_what_the_model_is_for(models, kind):
     _, result = models(kind)
     assert purpose_of(result) == (TAGS[kind], "transformers")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_code_on_the_card_runs(
-    models: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
+def test_the_code_on_the_card_runs(models, kind, tmp_path, monkeypatch, capsys):
     _, result = models(kind)
     code = code_of(result)
     monkeypatch.chdir(tmp_path)
@@ -116,7 +114,7 @@ def test_the_code_on_the_card_runs(
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("vit", "vit_features")])
-def test_the_tokenizer_of_a_merge_does_what_the_bases_does(models: Any, kind: str):
+def test_the_tokenizer_of_a_merge_does_what_the_bases_does(models, kind):
     base, result = (t.AutoTokenizer.from_pretrained(folder) for folder in models(kind))
     assert type(base) is type(result)
     assert base(TEXT)["input_ids"] == result(TEXT)["input_ids"]
@@ -125,7 +123,7 @@ def test_the_tokenizer_of_a_merge_does_what_the_bases_does(models: Any, kind: st
 
 
 @pytest.mark.parametrize("kind", ["vit", "clip", "llava", "vit_features"])
-def test_the_processor_of_a_merge_does_what_the_bases_does(models: Any, kind: str):
+def test_the_processor_of_a_merge_does_what_the_bases_does(models, kind):
     image = Image.fromarray(np.arange(20 * 24 * 3, dtype=np.uint8).reshape(20, 24, 3))
     base, result = (t.AutoProcessor.from_pretrained(folder) for folder in models(kind))
     assert type(base) is type(result)
@@ -137,14 +135,14 @@ def test_the_processor_of_a_merge_does_what_the_bases_does(models: Any, kind: st
 
 
 @pytest.mark.parametrize("kind", ["whisper", "ctc"])
-def test_the_feature_extractor_of_a_merge_does_what_the_bases_does(models: Any, kind: str):
+def test_the_feature_extractor_of_a_merge_does_what_the_bases_does(models, kind):
     sound = np.sin(np.arange(4_000) / 20).astype(np.float32)
     base, result = (t.AutoFeatureExtractor.from_pretrained(folder) for folder in models(kind))
     wanted, found = (e(sound, sampling_rate=16_000, return_tensors="np") for e in (base, result))
     np.testing.assert_array_equal(wanted[next(iter(wanted))], found[next(iter(wanted))])
 
 
-def test_sentence_transformers_keep_their_modules(tmp_path: Path, capsys: Any):
+def test_sentence_transformers_keep_their_modules(tmp_path, capsys):
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="not installed")
     encoder = write("encoder", tmp_path / "encoder")
     modules = importlib.import_module("sentence_transformers.sentence_transformer.modules")

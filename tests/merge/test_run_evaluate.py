@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +61,7 @@ def write(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_merge_and_every_parent_are_measured_recorded_and_shown_on_the_card(
-    api: HfApi, asked: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_merge_and_every_parent_are_measured_recorded_and_shown_on_the_card(api, asked, tmp_path, monkeypatch):
     monkeypatch.setenv("HUBMERGE_RESULTS", "ada/results")
     command = ["run", write(tmp_path, RECIPE), "--to", "ada/scored", "--evaluate", "zoo"]
     assert main(command) == 0
@@ -84,8 +81,8 @@ def test_the_merge_and_every_parent_are_measured_recorded_and_shown_on_the_card(
 
 
 def test_nothing_is_merged_for_a_dataset_that_the_token_cannot_write_to(
-    api: HfApi, asked: list[Any], tmp_path: Path, monkeypatch: Any, refused: Any, name: str
-) -> None:
+    api, asked, tmp_path, monkeypatch, refused, name
+):
     monkeypatch.setenv("HUBMERGE_RESULTS", "bob/results")
     command = ["run", write(tmp_path, RECIPE), "--to", f"{name}-merge", "--evaluate", "zoo"]
     assert "E_PERMISSION: you cannot write to this namespace in bob/results" in refused(*command)
@@ -93,8 +90,8 @@ def test_nothing_is_merged_for_a_dataset_that_the_token_cannot_write_to(
 
 
 def test_what_is_private_is_measured_only_where_the_scores_are_private_too(
-    api: HfApi, asked: list[Any], tmp_path: Path, monkeypatch: Any, refused: Any, name: str
-) -> None:
+    api, asked, tmp_path, monkeypatch, refused, name
+):
     monkeypatch.setenv("HUBMERGE_RESULTS", f"{name}-results")
     to = ["--to", f"{name}-merge", "--evaluate", "zoo", "--private"]
     api.create_repo(f"{name}-results", repo_type="dataset")
@@ -108,9 +105,7 @@ def test_what_is_private_is_measured_only_where_the_scores_are_private_too(
     assert api.dataset_info(f"{name}-results").private
 
 
-def test_a_private_parent_of_a_public_merge_is_not_measured_in_public(
-    api: HfApi, asked: list[Any], tmp_path: Path, monkeypatch: Any, refused: Any, name: str
-) -> None:
+def test_a_private_parent_of_a_public_merge_is_not_measured_in_public(api, asked, tmp_path, monkeypatch, refused, name):
     monkeypatch.setenv("HUBMERGE_RESULTS", f"{name}-results")
     api.create_repo(f"{name}-agent", private=True)
     api.upload_folder(repo_id=f"{name}-agent", folder_path="examples/zoo/math")
@@ -121,12 +116,8 @@ def test_a_private_parent_of_a_public_merge_is_not_measured_in_public(
 
 
 def test_a_sweep_s_best_variant_is_chosen_on_dev_rows_published_and_measured_on_test_rows(
-    api: HfApi,
-    asked: list[tuple[str, str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    api, asked, tmp_path, capsys, monkeypatch
+):
     arguments = ["run", "--sweep", write(tmp_path, SWEEP), "--pick", "--evaluate", "zoo", "--to", "ada/picked"]
     assert main(arguments) == 0
     assert [split for _, split in asked] == ["dev"] * 3 + ["test"] * 4
@@ -146,8 +137,8 @@ def test_a_sweep_s_best_variant_is_chosen_on_dev_rows_published_and_measured_on_
 @pytest.mark.parametrize("more", [[], ["--pick", "--evaluate", "zoo"]], ids=["each", "the best"])
 @pytest.mark.parametrize("owner", ["ada", "bob"])
 def test_variants_that_cannot_be_published_are_refused_before_the_first_is_merged(
-    api: HfApi, asked: list[tuple[str, str]], name: str, tmp_path: Path, refused: Any, more: list[str], owner: str
-) -> None:
+    api, asked, name, tmp_path, refused, more, owner
+):
     to = name.replace("ada", owner)
     taken = to if more else f"{to}-ram_plus"
     if owner == "ada":
@@ -171,7 +162,7 @@ def test_variants_that_cannot_be_published_are_refused_before_the_first_is_merge
     ],
 )
 def test_what_cannot_be_done_in_the_end_is_refused_before_the_recipe_is_read(
-    arguments: list[str], results: str, said: str, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
-) -> None:
+    arguments, results, said, monkeypatch, refused
+):
     monkeypatch.setenv("HUBMERGE_RESULTS", results)
     assert said in refused("run", *arguments, "--to", "ada/x")

@@ -30,7 +30,7 @@ from hubmerge.hub.client import Hub
 from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.shard_cache import ShardCache
-from localhub.fault_rules import FaultSwitch, Observe, WholeFile
+from localhub.fault_rules import Observe, WholeFile
 
 SOME_FITS, NOTHING_FITS = 2 * OUT_SHARD_BYTES + 900_000, 2 * OUT_SHARD_BYTES
 room = pytest.mark.parametrize("budget", [SOME_FITS, NOTHING_FITS], ids=["some fits", "ranges only"])
@@ -59,7 +59,7 @@ def assert_nothing_came(line: Line) -> None:
     assert not line.api.repo_exists(line.target) or line.commits() == 0
 
 
-def test_guarded_models_are_merged_with_the_token_of_who_may_read_them(line: Line, guarded: str) -> None:
+def test_guarded_models_are_merged_with_the_token_of_who_may_read_them(line, guarded):
     if guarded == "gated":
         line = bob_let_in(line)
     line.disk_budget = SOME_FITS
@@ -75,7 +75,7 @@ REFUSALS: dict[str, type[HubmergeError]] = {"gated": GatedError, "private": Sour
 
 
 @pytest.mark.parametrize("user", ["bob", "nobody"])
-def test_guarded_models_are_refused_to_others_before_anything_is_fetched(line: Line, guarded: str, user: str) -> None:
+def test_guarded_models_are_refused_to_others_before_anything_is_fetched(line, guarded, user):
     other = Line(line.process, line.folder, line.recipe, line.target.replace("ada/", f"{user}/"), user=user)
     with pytest.raises(REFUSALS[guarded]) as caught:
         other.to_folder()
@@ -93,9 +93,7 @@ CLOSED: dict[str, Callable[[HfApi, str], object]] = {
 @pytest.mark.parametrize("guarded", ["gated"], indirect=True)
 @pytest.mark.parametrize("closing", CLOSED)
 @room
-def test_a_model_that_is_closed_meanwhile_ends_the_merge_and_nothing_is_published(
-    line: Line, guarded: str, closing: str, budget: int
-) -> None:
+def test_a_model_that_is_closed_meanwhile_ends_the_merge_and_nothing_is_published(line, guarded, closing, budget):
     ada, line = line.api, bob_let_in(line)
     line.disk_budget = budget
     line.watcher.at["fetch"] = lambda: CLOSED[closing](ada, line.recipe["agents"][0])
@@ -111,9 +109,7 @@ def test_a_model_that_is_closed_meanwhile_ends_the_merge_and_nothing_is_publishe
 
 @room
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
-def test_a_model_that_moves_on_meanwhile_is_merged_as_it_was_pinned(
-    line: Line, own: Path, stage: str, budget: int
-) -> None:
+def test_a_model_that_moves_on_meanwhile_is_merged_as_it_was_pinned(line, own, stage, budget):
     agent = line.recipe["agents"][0]
 
     def move() -> None:
@@ -146,9 +142,7 @@ GONE: dict[str, Callable[[HfApi, str, Path], object]] = {
 
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
 @pytest.mark.parametrize("way", GONE)
-def test_a_model_that_is_gone_meanwhile_ends_the_merge_and_nothing_is_published(
-    line: Line, own: Path, way: str, stage: str
-) -> None:
+def test_a_model_that_is_gone_meanwhile_ends_the_merge_and_nothing_is_published(line, own, way, stage):
     agent = line.recipe["agents"][0]
     line.disk_budget = SOME_FITS if stage == "fetch" else NOTHING_FITS
     line.watcher.at[stage] = lambda: GONE[way](line.api, agent, own)
@@ -159,7 +153,7 @@ def test_a_model_that_is_gone_meanwhile_ends_the_merge_and_nothing_is_published(
 
 
 @pytest.mark.usefixtures("own")
-def test_a_base_that_is_gone_when_only_its_small_files_are_missing_is_noticed(line: Line) -> None:
+def test_a_base_that_is_gone_when_only_its_small_files_are_missing_is_noticed(line):
     line.watcher.at["card"] = lambda: line.api.delete_repo(line.recipe["base"])
     with pytest.raises(SourceChangedError) as caught:
         line.to_hub()
@@ -171,9 +165,7 @@ BLOCK = 51_200
 
 
 @pytest.mark.parametrize("moment", ["verifying the first", "verifying the last", "merging"])
-def test_a_whole_file_in_place_of_a_block_is_refused_and_the_next_run_is_whole(
-    line: Line, switch: FaultSwitch, moment: str
-) -> None:
+def test_a_whole_file_in_place_of_a_block_is_refused_and_the_next_run_is_whole(line, switch, moment):
     """A shard of several blocks, read once for its checksum and then again."""
     size = line.hub.repo_state("ada/one").files["model-00003-of-00005.safetensors"].size
     blocks = [f"bytes={begin}-{min(begin + BLOCK, size) - 1}" for begin in range(0, size, BLOCK)]
@@ -264,9 +256,7 @@ def command(line: Line, own: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     return Command(line, monkeypatch)
 
 
-def test_a_run_goes_on_with_the_commits_that_it_began_with_and_says_so(
-    command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_goes_on_with_the_commits_that_it_began_with_and_says_so(command, capsys):
     folder, before = command.begun(), command.move()
     capsys.readouterr()
     assert command.begun() == folder, "once more, and in the same folder"
@@ -280,9 +270,7 @@ def test_a_run_goes_on_with_the_commits_that_it_began_with_and_says_so(
     assert not list(command.runs.iterdir())
 
 
-def test_a_run_that_was_published_and_then_killed_is_found_although_a_branch_has_moved_on(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_published_and_then_killed_is_found_although_a_branch_has_moved_on(command, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("hubmerge.engine.pins.RunPins.end", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         assert command.run() == 1
@@ -293,9 +281,7 @@ def test_a_run_that_was_published_and_then_killed_is_found_although_a_branch_has
     assert not list(command.runs.iterdir())
 
 
-def test_a_run_begins_with_the_newest_where_that_is_asked_for_and_removes_what_it_gives_up(
-    command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_begins_with_the_newest_where_that_is_asked_for_and_removes_what_it_gives_up(command, capsys):
     given_up = command.begun()
     command.move()
     assert command.run("--newest") == 0
@@ -306,7 +292,7 @@ def test_a_run_begins_with_the_newest_where_that_is_asked_for_and_removes_what_i
     assert not list(command.runs.iterdir())
 
 
-def test_a_run_that_is_still_at_work_is_not_given_up(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_still_at_work_is_not_given_up(command, capsys):
     def files() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in command.runs.rglob("*") if path.is_file()}
 
@@ -322,8 +308,8 @@ def test_a_run_that_is_still_at_work_is_not_given_up(command: Command, capsys: p
 
 
 def test_a_run_that_waits_for_the_answer_to_its_commit_keeps_what_it_made_from_another_one(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    command, monkeypatch, capsys
+):
     commit, codes = Hub.commit, []
 
     def answered_late(hub: Hub, *arguments: Any, **more: Any) -> str:
@@ -339,7 +325,7 @@ def test_a_run_that_waits_for_the_answer_to_its_commit_keeps_what_it_made_from_a
     assert not list(command.runs.iterdir())
 
 
-def test_a_run_that_nothing_has_moved_under_says_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_nothing_has_moved_under_says_nothing(command, capsys):
     command.killed(command.run)
     capsys.readouterr()
     assert command.run() == 0
@@ -347,9 +333,7 @@ def test_a_run_that_nothing_has_moved_under_says_nothing(command: Command, capsy
     assert command.published() == command.undisturbed
 
 
-def test_a_run_whose_commits_are_gone_says_how_to_begin_anew(
-    command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_commits_are_gone_says_how_to_begin_anew(command, capsys):
     command.killed(command.run)
     repo = command.agents[0]
     replaced(command.ada, repo, command.other())
@@ -362,7 +346,7 @@ def test_a_run_whose_commits_are_gone_says_how_to_begin_anew(
     assert command.run("--newest") == 0
 
 
-def test_a_merge_to_a_folder_goes_on_with_its_commits_too(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_merge_to_a_folder_goes_on_with_its_commits_too(command, capsys):
     command.killed(command.merge)
     before = command.move()
     assert command.merge("--resume") == 0
@@ -373,9 +357,7 @@ def test_a_merge_to_a_folder_goes_on_with_its_commits_too(command: Command, caps
     assert command.merge("--resume") == 0, "finished, it is found as well"
 
 
-def test_a_model_that_the_recipe_names_by_an_earlier_id_keeps_no_merge_from_going_on(
-    command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_the_recipe_names_by_an_earlier_id_keeps_no_merge_from_going_on(command, capsys):
     renamed = command.agents[1]
     command.ada.move_repo(renamed, renamed + "-since")
     command.killed(command.merge)
@@ -391,7 +373,7 @@ def test_a_model_that_the_recipe_names_by_an_earlier_id_keeps_no_merge_from_goin
     assert command.published() == command.undisturbed
 
 
-def test_pins_are_taken_for_the_very_branches_that_they_were_made_of() -> None:
+def test_pins_are_taken_for_the_very_branches_that_they_were_made_of():
     def pin(id: str, sha: str, requested: str = "main", kind: str = "hub") -> dict[str, str]:
         return {"kind": kind, "id": id, "sha": sha, "requested": requested}
 
@@ -408,9 +390,7 @@ def test_pins_are_taken_for_the_very_branches_that_they_were_made_of() -> None:
     assert commits_for(recipe, None, present) == ()
 
 
-def test_a_sweep_goes_on_with_its_commits_too(
-    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_goes_on_with_its_commits_too(command, tmp_path, capsys):
     sweep = write_sweep(command.recipe, {"method": ["linear", "ram"]})
 
     def run(out: str, *more: str) -> int:
@@ -427,9 +407,7 @@ def test_a_sweep_goes_on_with_its_commits_too(
         assert (tmp_path / "swept" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
 
 
-def test_a_run_of_variants_goes_on_with_its_commits_when_one_is_published(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_variants_goes_on_with_its_commits_when_one_is_published(command, monkeypatch):
     sweep, target, commit = write_sweep(command.recipe, {"method": ["linear", "ram"]}), command.line.target, Hub.commit
     run = ["run", "--sweep", str(sweep), "--to", target, *OPTIONS]
     committed: list[str] = []
@@ -452,8 +430,8 @@ def test_a_run_of_variants_goes_on_with_its_commits_when_one_is_published(
 
 
 def test_another_sweep_into_the_folder_of_one_that_is_at_work_is_refused_and_takes_nothing_away(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    command, tmp_path, monkeypatch, capsys
+):
     sweep, other = write_sweep(command.recipe, {"method": "linear"}), tmp_path / "other.yaml"
     other.write_text(sweep.read_text().replace("linear", "ram"))
     add_shard, codes = Journal.add_shard, []

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from builders import recipe_dict, write_parents, write_sweep
-from line import Killed, Line, Watcher
+from line import Killed, Watcher
 
 from hubmerge import line as line_module
 from hubmerge.cli.main import main
@@ -28,7 +28,7 @@ def took(memory: int, disk: int, **fetch: int) -> dict[str, Any]:
     return {"peak_rss_bytes": memory, "disk_high_water_bytes": disk, "fetch": fetch}
 
 
-def test_processes_and_passes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and_disk() -> None:
+def test_processes_and_passes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and_disk():
     one = took(100, 60, bytes=5, shards=1, high_water_bytes=4, hits=0, ranged_shards=1)
     two = took(80, 70, bytes=7, shards=2, high_water_bytes=3, hits=4, ranged_shards=0)
     fetch = {"bytes": 12, "shards": 3, "high_water_bytes": 4, "hits": 4, "ranged_shards": 1}
@@ -50,9 +50,7 @@ def test_processes_and_passes_add_up_what_they_fetched_and_the_largest_counts_of
     assert "fetch" not in total([one], None)
 
 
-def test_a_merge_ends_with_a_line_of_what_it_took(
-    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_merge_ends_with_a_line_of_what_it_took(recipe_file, tmp_path, capsys):
     command = ["merge", str(recipe_file), "--device", "cpu", "--out"]
     assert main([*command, str(tmp_path / "out")]) == 0
     told = capsys.readouterr()
@@ -70,9 +68,7 @@ def test_a_merge_ends_with_a_line_of_what_it_took(
     assert (line["fetched_bytes"], line["fetched_shards"], line["fetched_hits"]) == (0, 0, 0)
 
 
-def test_a_sweep_ends_with_a_line_of_what_all_its_variants_took(
-    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_ends_with_a_line_of_what_all_its_variants_took(recipe_file, tmp_path, capsys):
     sweep = write_sweep(recipe_file, {"method": ["ram", "linear"]})
     command = ["sweep", str(sweep), "--device", "cpu", "--resume", "--out", str(tmp_path / "out")]
     assert main(command) == 0
@@ -95,7 +91,7 @@ def shard_bytes(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verified(line: Line) -> None:
+def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verified(line):
     line.watcher = ended_at("card", Killed())  # all shards are finished
     with pytest.raises(Killed):
         line.to_folder()
@@ -117,9 +113,7 @@ def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verif
 
 
 @pytest.mark.slow
-def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(tmp_path, monkeypatch):
     monkeypatch.setattr(
         line_module, "make_plan", lambda *models, **more: planning.make_plan(*models, max_shard_bytes=SMALL, **more)
     )
@@ -144,13 +138,13 @@ def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
 
 
 @pytest.mark.slow
-def test_a_merge_that_begins_or_is_finished_verifies_nothing(line: Line) -> None:
+def test_a_merge_that_begins_or_is_finished_verifies_nothing(line):
     for _ in range(2):
         assert line.to_folder() == line.undisturbed
     assert "verify" not in line.watcher.stages
 
 
-def test_a_resumed_merge_says_what_its_last_run_took_and_that_there_were_others(line: Line) -> None:
+def test_a_resumed_merge_says_what_its_last_run_took_and_that_there_were_others(line):
     left = [5]
 
     def stop(stage: str) -> None:

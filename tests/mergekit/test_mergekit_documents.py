@@ -80,7 +80,7 @@ def refused(text: str) -> RecipeError:
 
 
 @pytest.mark.parametrize("name", MEANINGS)
-def test_a_document_becomes_the_recipe_that_means_the_same(name: str):
+def test_a_document_becomes_the_recipe_that_means_the_same(name):
     text, (method, weights, parameters) = MEANINGS[name]
     recipe = recipe_from_yaml(text)
     assert (recipe.method, recipe.weights) == (method, weights)
@@ -114,7 +114,7 @@ def agents_of(text: str) -> list[Any]:
         ("[{filter: mlp, value: 0.5}]", [{"filter": "mlp", "value": 0.5}, {"value": 4.0}]),
     ],
 )
-def test_values_over_layers_and_by_filters_are_those_of_the_recipe(setting: str, meaning: Any):
+def test_values_over_layers_and_by_filters_are_those_of_the_recipe(setting, meaning):
     text = document("task_arithmetic", models(f"weight: {setting}", "weight: 1"), FLOAT32 + "parameters: {weight: 4}\n")
     assert agents_of(text) == [{"model": "org/a", "weight": meaning}, "org/b@main"]
 
@@ -206,7 +206,7 @@ def test_a_model_may_be_a_table_as_mergekit_writes_it_out():
         ("model:org/b@main", "org/b@main"),
     ],
 )
-def test_the_tokenizer_s_source_is_the_recipe_s(source: str, kept: str | None):
+def test_the_tokenizer_s_source_is_the_recipe_s(source, kept):
     for text in (f"tokenizer_source: {source}\n", f"tokenizer: {{source: {source}}}\n"):
         assert recipe_from_yaml(document("ram") + text).to_dict().get("tokenizer") == kept
 
@@ -233,12 +233,12 @@ def test_the_base_is_no_agent_whether_listed_or_not():
         ("", None),
     ],
 )
-def test_the_output_is_stored_as_the_document_says(dtypes: str, stored: str | None):
+def test_the_output_is_stored_as_the_document_says(dtypes, stored):
     assert recipe_from_yaml(document("ram", more=dtypes + "\n")).dtype == stored
 
 
 @pytest.mark.parametrize("flag", ["true", "1", "yes", "on", "True", "[true, true]", "{value: true}", "[{value: true}]"])
-def test_flags_are_read_as_mergekit_reads_them(flag: str):
+def test_flags_are_read_as_mergekit_reads_them(flag):
     text = document("task_arithmetic", WEIGHED, FLOAT32 + f"parameters: {{normalize: {flag}}}\n")
     assert recipe_from_yaml(text).parameters["normalize"] is True
 
@@ -270,7 +270,7 @@ DRAWN = document("dare_linear", ALIKE)
         ),
     ],
 )
-def test_what_a_document_means_differently_is_told_and_nothing_else(text: str, told: list[str]):
+def test_what_a_document_means_differently_is_told_and_nothing_else(text, told):
     _, *notes = recipe_from_yaml(text).notes
     assert len(notes) == len(told)
     assert all(note.startswith(start) for note, start in zip(notes, told, strict=True))
@@ -372,7 +372,7 @@ def second_half(more: str) -> str:
         (TIES + "parameters: {rescale: true}\n", "parameters → rescale", "rescaling"),
     ],
 )
-def test_what_has_no_counterpart_is_refused_by_its_key(text: str, place: str, said: str):
+def test_what_has_no_counterpart_is_refused_by_its_key(text, place, said):
     (problem,) = refused(text).problems
     assert problem.where.endswith(place)
     assert said in problem.what
@@ -408,7 +408,7 @@ def test_everything_without_a_counterpart_is_told_at_once():
         (HEAD + "slices: [{sources: [{model: org/a}]}]\n", "List models that are merged as a whole under `models`."),
     ],
 )
-def test_a_slip_of_the_pen_is_told_with_what_was_meant(text: str, step: str):
+def test_a_slip_of_the_pen_is_told_with_what_was_meant(text, step):
     (problem,) = refused(text).problems
     assert problem.next_step == step
 
@@ -464,7 +464,7 @@ def sliced(method: str, slices: Sequence[Mapping[str, Any]], ranges: Sequence[li
 
 @pytest.mark.parametrize("method", ["linear", "ties"])
 @pytest.mark.parametrize(("model", "source"), [("org/a", 2), ("org/b", 3)])
-def test_a_weight_that_one_slice_lacks_is_refused_though_another_has_it(method: str, model: str, source: int):
+def test_a_weight_that_one_slice_lacks_is_refused_though_another_has_it(method, model, source):
     (problem,) = refused(sliced(method, [WITH_BASE, {**WITH_BASE, model: None}])).problems
     assert problem.what == f"no `weight` for {model}, which mergekit requires"
     assert problem.where.endswith(f"slice 2 → source {source}")
@@ -480,7 +480,7 @@ def test_a_weight_that_one_slice_lacks_is_refused_though_another_has_it(method: 
         ((WITH_BASE, {**AGENTS, "org/base": None}), [3.0, 7.0]),
     ],
 )
-def test_in_a_mean_the_base_takes_part_where_it_is_a_source(slices: Sequence[Mapping[str, Any]], weight: Any):
+def test_in_a_mean_the_base_takes_part_where_it_is_a_source(slices, weight):
     recipe = recipe_from_yaml(sliced("linear", slices, parameters={"weight": 7}))
     expected = None if weight is None else [{"layers": at, "value": w} for at, w in zip(RANGES, weight, strict=True)]
     assert recipe.parameters.get("base_weight") == expected

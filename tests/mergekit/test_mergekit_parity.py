@@ -133,7 +133,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_plan_of_a_document_warns_of_what_it_means_differently(families: Path):
+def test_the_plan_of_a_document_warns_of_what_it_means_differently(families):
     case = next(case for case in CASES if case.name == "ties")
     recipe = recipe_from_yaml(case.document(families))
     plan = prepare(recipe, Hub("http://127.0.0.1:9"), Request(license="apache-2.0", allow_local=True)).plan
@@ -142,7 +142,7 @@ def test_the_plan_of_a_document_warns_of_what_it_means_differently(families: Pat
 
 
 @pytest.mark.parametrize("case", IN_FLOAT32, ids=lambda case: case.name)
-def test_a_document_gives_what_mergekit_s_definition_gives(case: Case, families: Path, tmp_path: Path):
+def test_a_document_gives_what_mergekit_s_definition_gives(case, families, tmp_path):
     base, agents = make_family()
     ours = run_hubmerge(case.document(families), tmp_path / "out")
     theirs = {
@@ -168,7 +168,7 @@ def test_the_models_have_one_answer_to_a_trim_and_sums_of_exactly_zero():
 
 @needs_mergekit
 @pytest.mark.slow
-def test_a_document_gives_what_mergekit_gives(tmp_path: Path):
+def test_a_document_gives_what_mergekit_gives(tmp_path):
     versions, found = compare(CASES, tmp_path, INSTALLED)
     assert versions["mergekit"] == "0.1.5"
     for case in IN_FLOAT32:
@@ -197,7 +197,7 @@ def written(folder: Path, agent: dict[str, T], method: str, own: str) -> str:
 
 
 @needs_mergekit
-def test_the_reference_of_the_differences_is_mergekit_s_behaviour(tmp_path: Path):
+def test_the_reference_of_the_differences_is_mergekit_s_behaviour(tmp_path):
     rng = np.random.default_rng(5)
     tied: dict[str, T] = {}
     apart: dict[str, T] = {}
@@ -290,7 +290,7 @@ def test_there_are_ten_and_each_is_merged_or_refused():
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_a_document_of_a_method_that_is_missing_is_refused_by_naming_it(name: str, models: Path):
+def test_a_document_of_a_method_that_is_missing_is_refused_by_naming_it(name, models):
     with pytest.raises(RecipeError) as caught:
         recipe_from_yaml(document(name, models), "m.yml")
     [problem] = [one for one in caught.value.problems if one.where == place("m.yml", "merge_method")]
@@ -307,7 +307,7 @@ def held_against(ours: Values, theirs: Values, models: Path) -> Difference:
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
-def test_a_document_gives_what_its_definition_gives(name: str, models: Path, tmp_path: Path):
+def test_a_document_gives_what_its_definition_gives(name, models, tmp_path):
     base, *agents = (read(models / one) for one in ("base", "agent0", "agent1", "agent2"))
     ours = run_hubmerge(document(name, models), tmp_path / "out")
     theirs = {}
@@ -344,7 +344,7 @@ def of_adapter(models: Path, adapter: Path) -> str:
 MOST_OFF = 1e-7  # of weights around 0.02: the product of the factors is summed up in another order
 
 
-def test_an_adapter_on_the_base_is_merged_as_the_model_that_it_makes(models: Path, tmp_path: Path):
+def test_an_adapter_on_the_base_is_merged_as_the_model_that_it_makes(models, tmp_path):
     base, agent = read(models / "base"), read(models / "agent1")
     updates = write_adapter(tmp_path / "adapter", base)
     ours = run_hubmerge(of_adapter(models, tmp_path / "adapter"), tmp_path / "out")
@@ -353,7 +353,7 @@ def test_an_adapter_on_the_base_is_merged_as_the_model_that_it_makes(models: Pat
         np.testing.assert_allclose(ours[name], value + delta, rtol=1e-6, atol=MOST_OFF)
 
 
-def test_random_drops_keep_each_model_s_own_share_rescaled_by_it(models: Path, tmp_path: Path):
+def test_random_drops_keep_each_model_s_own_share_rescaled_by_it(models, tmp_path):
     """Without the weights' overlaps: where one agent alone moved an element, it is dropped, or δ/density times 0.5."""
     base, *agents = (read(models / one) for one in ("base", "agent0", "agent1"))
     ours = run_hubmerge(document(DRAWN, models), tmp_path / "out")
@@ -372,7 +372,7 @@ def test_random_drops_keep_each_model_s_own_share_rescaled_by_it(models: Path, t
 
 @needs_mergekit
 @pytest.mark.slow
-def test_each_document_gives_what_mergekit_gives(models: Path, tmp_path: Path):
+def test_each_document_gives_what_mergekit_gives(models, tmp_path):
     # a union of tokenizers needs tokenizers, which these models have none of: theirs is the last test's
     names = [name for name in DEFINITIONS if name != "union_tokenizer"]
     jobs: list[Any] = [(document(name, models), tmp_path / "theirs" / name) for name in names]
@@ -427,7 +427,7 @@ def by_token(tensors: Values, ids: dict[str, int], table: str) -> dict[str, list
 
 @pytest.mark.slow
 @needs_mergekit
-def test_each_token_has_the_row_that_it_has_in_mergekit_s_merge(tmp_path: Path):
+def test_each_token_has_the_row_that_it_has_in_mergekit_s_merge(tmp_path):
     models = write_models(tmp_path / "models")
     documents = {source: of_source(models, source) for source in ("union", "base", str(models / "agent0"))}
     theirs = [(text, tmp_path / "theirs" / str(i)) for i, text in enumerate(documents.values())]

@@ -58,9 +58,7 @@ def apply(
         ("ram_plus", {"r": 0.0}, (1, 1, 1), [0, 0.5, 0.375, 0, 2, 0]),
     ],
 )
-def test_an_element_is_what_the_formula_says(
-    method: str, parameters: dict[str, float], weights: tuple[float, ...], expected: list[float]
-):
+def test_an_element_is_what_the_formula_says(method, parameters, weights, expected):
     assert apply(method, parameters, weights) == pytest.approx(expected, rel=2e-7)
 
 
@@ -80,9 +78,7 @@ A, B = [1.0, 1.0, 1.0, 1.0], [2.0, -2.0, -2.0, -2.0]
         ("sar", {"lambda": 0.5, "p": 0.0}, ([1, 0], [0, 3]), ([0, 0], [0, 0]), [0.5, 1.5]),
     ],
 )
-def test_an_element_is_weighed_by_how_sensitive_its_agents_are(
-    method: str, parameters: dict[str, float], deltas: Any, sensitivities: Any, expected: list[float]
-):
+def test_an_element_is_weighed_by_how_sensitive_its_agents_are(method, parameters, deltas, sensitivities, expected):
     assert apply(method, parameters, deltas=deltas, sensitivities=sensitivities) == expected
 
 
@@ -111,7 +107,7 @@ EXACT |= {np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert}  # of compar
 
 
 @pytest.mark.parametrize("name", list(registry()))
-def test_a_kernel_uses_operations_alone_that_give_the_same_bits_everywhere(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_kernel_uses_operations_alone_that_give_the_same_bits_everywhere(name, monkeypatch):
     method = registry()[name]
     kernel, ran = method.kernel, []
 
@@ -125,7 +121,7 @@ def test_a_kernel_uses_operations_alone_that_give_the_same_bits_everywhere(name:
 
 
 @pytest.mark.parametrize("name", list(registry()))
-def test_parameters_out_of_range_or_unknown_are_refused_by_name(name: str):
+def test_parameters_out_of_range_or_unknown_are_refused_by_name(name):
     method = get_method(name)
     with pytest.raises(ValueError, match="no_such_parameter"):
         method.parse_parameters({"no_such_parameter": 1})
@@ -147,8 +143,6 @@ def test_parameters_out_of_range_or_unknown_are_refused_by_name(name: str):
         ("ties", {"lambda": 0.5}, True, "of the parameters of ties an agent can have its own density$"),
     ],
 )
-def test_a_parameter_that_must_not_differ_is_refused_with_what_may(
-    name: str, values: dict[str, Any], of_agent: bool, said: str
-):
+def test_a_parameter_that_must_not_differ_is_refused_with_what_may(name, values, of_agent, said):
     with pytest.raises(ValueError, match=said):
         get_method(name).parse_settings(values, of_agent=of_agent)

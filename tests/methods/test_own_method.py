@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,9 +35,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
     methods.registry.cache_clear()
 
 
-def test_a_method_in_one_file_is_listed_merges_at_once_and_says_the_same_of_every_element(
-    tmp_path: Path, beside: Callable[[Path], None]
-):
+def test_a_method_in_one_file_is_listed_merges_at_once_and_says_the_same_of_every_element(tmp_path, beside):
     beside(EXAMPLES)
     assert methods.registry()["magmax"].title == "MagMax"
     base = random_base(0)
@@ -60,7 +57,7 @@ def test_a_method_in_one_file_is_listed_merges_at_once_and_says_the_same_of_ever
 
 @pytest.mark.parametrize("merge", [definition.merge_chunk, fast.merge_chunk, None], ids=["definition", "fast", "whole"])
 @pytest.mark.parametrize("slip", [lambda d: d * np.float64(2), lambda d: d[:1], lambda d: 1.0])
-def test_a_method_that_gives_other_arrays_than_it_gets_is_refused(merge: Any, slip: Any):
+def test_a_method_that_gives_other_arrays_than_it_gets_is_refused(merge, slip):
     chunk = definition.ChunkInputs((np.zeros(5000, np.float32), np.ones(5000, np.float32)), ("F32",) * 2, 0)
     rule = definition.Rule(lambda inputs, *_: slip(inputs[0]), (), ((),), (), 1e-5, "nearest", both_roundings=False)
     act = partial(merge or fast.merge_chunk, chunk, rule, "F32", make_key(0, "x"), with_inputs=False)
@@ -90,9 +87,7 @@ WHOLE = "    def needs_whole(self, name, shape):\n        return True\n\n    @st
         (OWN, "of_agent or of_tensor with y, z, which is no parameter; a default of x that its own bounds refuse: 0"),
     ],
 )
-def test_a_method_that_is_not_complete_is_refused_with_what_it_lacks(
-    text: str, missing: str, tmp_path: Path, beside: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_method_that_is_not_complete_is_refused_with_what_it_lacks(text, missing, tmp_path, beside, monkeypatch):
     assert text != COMPLETE
     (tmp_path / "own_method.py").write_text(text)
     monkeypatch.delitem(sys.modules, "hubmerge.methods.own_method", raising=False)
@@ -102,9 +97,7 @@ def test_a_method_that_is_not_complete_is_refused_with_what_it_lacks(
         methods.registry()
 
 
-def test_a_method_of_whole_tensors_that_gives_other_arrays_is_named_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_method_of_whole_tensors_that_gives_other_arrays_is_named_itself(tmp_path, monkeypatch):
     """Not the method whose kernel it borrows."""
     for seed, name in enumerate(("base", "one", "two")):
         write_model(tmp_path / name, random_base(seed))

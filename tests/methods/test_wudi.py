@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import merge_reference
@@ -28,7 +27,7 @@ def scope_of(*weights: float, **parameters: float) -> Scope:
 
 
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
-def test_the_descent_follows_the_reference(shape: tuple[int, int]):
+def test_the_descent_follows_the_reference(shape):
     rng = np.random.default_rng(0)
     deltas = [(rng.normal(size=shape) * (rng.random(shape) < 0.5) * 0.01).astype(F) for _ in range(3)]
     expected = merge_reference.wudi(deltas, 50, 1e-4)
@@ -38,13 +37,13 @@ def test_the_descent_follows_the_reference(shape: tuple[int, int]):
 
 
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24)])
-def test_an_update_whose_squares_are_too_small_for_float32_is_merged_beside_another(shape: tuple[int, int]):
+def test_an_update_whose_squares_are_too_small_for_float32_is_merged_beside_another(shape):
     tiny, usual = np.full(shape, 1e-26, dtype=F), np.full(shape, 1e-3, dtype=F)
     np.testing.assert_allclose(WUDI.merge_whole([tiny, usual], scope_of(1, 1, steps=3)), usual, rtol=1e-2)
 
 
 @pytest.mark.parametrize("shape", [(600, 40), (600, 700), (1, 8)])
-def test_no_bit_depends_on_the_number_of_threads(shape: tuple[int, int]):
+def test_no_bit_depends_on_the_number_of_threads(shape):
     rng = np.random.default_rng(1)
     deltas = [(rng.normal(size=shape) * 0.01).astype(F) for _ in range(3)]
     scope = scope_of(1.0, 0.5, 2.0, steps=2, lr=1e-3)
@@ -56,7 +55,7 @@ def test_no_bit_depends_on_the_number_of_threads(shape: tuple[int, int]):
     assert np.abs(alone - merge_reference.wudi(weighted, 2, 1e-3)).mean() < 1e-5, "of 2e-3 that it may move"
 
 
-def test_one_tensor_is_worked_on_at_a_time_with_one_thread_per_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_tensor_is_worked_on_at_a_time_with_one_thread_per_product(tmp_path, monkeypatch):
     """Each is large in memory; and the order of a product's sums depends on the number of its threads."""
     names = [f"model.layers.{k}.mlp.up_proj.weight" for k in range(6)]
     write_family(tmp_path, sizes=dict.fromkeys(names, (30, 20)))
@@ -93,7 +92,7 @@ def test_tensors_of_torch_are_merged_as_those_of_numpy_are():
     assert not WUDI.merge_whole([torch.zeros(3, 2)] * 2, scope).any()
 
 
-def test_linear_weights_are_optimised_and_everything_else_is_averaged(tmp_path: Path):
+def test_linear_weights_are_optimised_and_everything_else_is_averaged(tmp_path):
     base, agents = write_family(tmp_path, dtype="F32")
     values = values_of(base)
     deltas = merge_reference.deltas(values, [values_of(a) for a in agents])

@@ -37,6 +37,6 @@ def test_these_draws_never_change():
 
 
 @pytest.mark.parametrize("start", [0, 1, 2**32 - 2, 2**40 - 3])
-def test_draws_are_the_reference_at_every_index(start: int):
+def test_draws_are_the_reference_at_every_index(start):
     key = make_key(3, "drop", "agent", "w")
     assert draws(key, start, 5).tolist() == [merge_reference.draw(key.first, key.second, start + i) for i in range(5)]

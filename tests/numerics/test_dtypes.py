@@ -58,14 +58,14 @@ def awkward_floats(count: int, seed: int) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
-def test_every_pattern_is_decoded_exactly(dtype: str):
+def test_every_pattern_is_decoded_exactly(dtype):
     expected = PATTERNS.view(REFERENCE[dtype]).astype(np.float32)
     assert same(decode(stored(dtype, PATTERNS), dtype), expected)
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
-def test_every_pattern_survives_decoding_and_encoding(dtype: str, rounding: Any):
+def test_every_pattern_survives_decoding_and_encoding(dtype, rounding):
     back = bits(encode(decode(stored(dtype, PATTERNS), dtype), dtype, rounding, draws(KEY, 0, 2**16)))
     finite_or_inf = ~np.isnan(PATTERNS.view(REFERENCE[dtype]).astype(np.float32))
     assert np.array_equal(back[finite_or_inf], PATTERNS[finite_or_inf])
@@ -80,7 +80,7 @@ def test_float32_passes_unchanged():
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
-def test_nearest_is_the_references_rounding_bit_for_bit(dtype: str):
+def test_nearest_is_the_references_rounding_bit_for_bit(dtype):
     values = awkward_floats(200_000, 1)
     with np.errstate(all="ignore"):
         expected = values.astype(REFERENCE[dtype])
@@ -91,7 +91,7 @@ def test_nearest_is_the_references_rounding_bit_for_bit(dtype: str):
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
-def test_only_the_two_neighbours_can_come_out(dtype: str):
+def test_only_the_two_neighbours_can_come_out(dtype):
     values = awkward_floats(200_000, 2)
     values = values[np.isfinite(values)]
     limit = np.float32(ml_dtypes.finfo(REFERENCE[dtype]).max)
@@ -110,7 +110,7 @@ def test_only_the_two_neighbours_can_come_out(dtype: str):
     "value",
     [1 + 2**-12, 1 + 2**-9, -(1 + 2**-12), 0.0203, -0.0203, 1.5e-5, -1.5e-5, 2.0**-26, -(2.0**-25), 1e-40, 60001.0],
 )
-def test_stochastic_rounding_is_unbiased(dtype: str, value: float):
+def test_stochastic_rounding_is_unbiased(dtype, value):
     count = 200_000
     values = np.full(count, value, dtype=np.float32)
     exact = float(values[0])
@@ -129,7 +129,7 @@ def test_stochastic_rounding_is_unbiased(dtype: str, value: float):
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_minus_zero_and_infinities_keep_their_sign_and_nan_stays_nan(dtype: str, rounding: Any):
+def test_minus_zero_and_infinities_keep_their_sign_and_nan_stays_nan(dtype, rounding):
     values = np.array([-0.0, 0.0, np.inf, -np.inf, np.nan], dtype=np.float32)
     values = np.concatenate([values, np.array([0x7F800001, 0xFFFFFFFF], dtype=np.uint32).view(np.float32)])
     out = decode(encode(values, dtype, rounding, draws(KEY, 0, values.size)), dtype)
@@ -139,7 +139,7 @@ def test_minus_zero_and_infinities_keep_their_sign_and_nan_stays_nan(dtype: str,
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_what_float16_cannot_hold_becomes_infinite_instead_of_its_largest_value(rounding: Any):
+def test_what_float16_cannot_hold_becomes_infinite_instead_of_its_largest_value(rounding):
     # 65504 is the largest; 65520 is halfway to the next power and the first that rounds to infinity
     values = np.array([65504, 65519, 65520, 1e6, 3e38, -65519, -65520, -1e6], dtype=np.float32)
     for start in range(20):

@@ -46,7 +46,7 @@ def companions(folder: Path, **more: Any) -> tuple[dict[str, bytes], list[str]]:
 # --- config.json -------------------------------------------------------------------------------------------------
 
 
-def test_left_out_keys_stand_in_the_plans_warnings(tmp_path: Path):
+def test_left_out_keys_stand_in_the_plans_warnings(tmp_path):
     config = {**llama_config(BASE), "custom_generate": "org/evil", "_name_or_path": "/home/me/x"}
     plan = plan_of(tmp_path, config=config)
     files, notes = folder_files(plan, read)
@@ -56,7 +56,7 @@ def test_left_out_keys_stand_in_the_plans_warnings(tmp_path: Path):
     assert notes == []
 
 
-def test_half_a_character_in_a_label_is_written_as_it_was_read(tmp_path: Path):
+def test_half_a_character_in_a_label_is_written_as_it_was_read(tmp_path):
     config = {**llama_config(BASE), "id2label": {"0": "\ud800"}, "label2id": {"\ud800\\": 0}}
     more = {"tokenizer_config.json": b'{"pad_token": "\\udfff", "auto_map": {"AutoTokenizer": "x--y.Z"}}'}
     files, notes = companions(tmp_path, config=config, base_files=more)
@@ -70,13 +70,13 @@ def test_half_a_character_in_a_label_is_written_as_it_was_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b'"auto_map"x'])
-def test_a_file_that_cannot_be_checked_is_left_out_with_a_note(tmp_path: Path, content: bytes):
+def test_a_file_that_cannot_be_checked_is_left_out_with_a_note(tmp_path, content):
     files, notes = companions(tmp_path, base_files={"special_tokens_map.json": content})
     assert "special_tokens_map.json" not in files
     assert notes == ["special_tokens_map.json: left out (not JSON)"]
 
 
-def test_the_licenses_of_all_parents_are_kept(tmp_path: Path):
+def test_the_licenses_of_all_parents_are_kept(tmp_path):
     files, notes = companions(
         tmp_path,
         base_files={"LICENSE": b"base", "NOTICE.txt": b"base notice", "LICENSE-MODEL.md": b"model"},
@@ -97,7 +97,7 @@ def test_the_licenses_of_all_parents_are_kept(tmp_path: Path):
     assert notes == []
 
 
-def test_labels_that_come_out_alike_do_not_overwrite_each_other(tmp_path: Path):
+def test_labels_that_come_out_alike_do_not_overwrite_each_other(tmp_path):
     files, _ = companions(tmp_path, agent_files={"LICENSE": b"x"}, agent_names=("my agent", "my*agent"))
     assert {n for n in files if n.startswith("licenses/")} == {
         "licenses/my--agent/LICENSE",
@@ -105,7 +105,7 @@ def test_labels_that_come_out_alike_do_not_overwrite_each_other(tmp_path: Path):
     }
 
 
-def test_the_index_names_every_tensor_with_its_shard_and_the_true_size(tmp_path: Path):
+def test_the_index_names_every_tensor_with_its_shard_and_the_true_size(tmp_path):
     plan = plan_of(tmp_path, max_shard_bytes=2000)
     files, _ = folder_files(plan, read)
     index = json.loads(files["model.safetensors.index.json"])
@@ -116,7 +116,7 @@ def test_the_index_names_every_tensor_with_its_shard_and_the_true_size(tmp_path:
     assert "model.safetensors.index.json" not in companions(tmp_path / "one shard")[0]
 
 
-def test_the_recipe_beside_the_weights_is_the_pinned_one(tmp_path: Path):
+def test_the_recipe_beside_the_weights_is_the_pinned_one(tmp_path):
     plan = plan_of(tmp_path)
     files, _ = folder_files(plan, read)
     assert recipe_from_yaml(files["recipe.yaml"].decode()) == plan.recipe
@@ -125,7 +125,7 @@ def test_the_recipe_beside_the_weights_is_the_pinned_one(tmp_path: Path):
 # --- the folder --------------------------------------------------------------------------------------------------
 
 
-def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_manifest_is_written_last(tmp_path, monkeypatch):
     order: list[str] = []
     replace = Path.replace
 
@@ -140,7 +140,7 @@ def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.Monkey
     assert json.loads((tmp_path / "out" / "hubmerge.json").read_text()) == {"identity": "0"}
 
 
-def test_a_manifest_with_a_number_that_is_no_json_leaves_no_manifest(tmp_path: Path):
+def test_a_manifest_with_a_number_that_is_no_json_leaves_no_manifest(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_folder(tmp_path, {"config.json": b"{}"}, {"x": float("nan")})
     assert not (tmp_path / "hubmerge.json").exists()

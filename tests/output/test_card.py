@@ -57,7 +57,7 @@ def body_of(card: str) -> str:
     return card.split("\n---\n", 1)[1]
 
 
-def test_the_card_of_a_known_report_is_the_golden_one_which_the_hub_takes() -> None:
+def test_the_card_of_a_known_report_is_the_golden_one_which_the_hub_takes():
     card = render_card(report(), figures=FIGURES)
     assert card == GOLDEN.read_text(encoding="utf-8")
     assert card_problems(card) == ([], [])
@@ -69,12 +69,12 @@ def test_the_card_of_a_known_report_is_the_golden_one_which_the_hub_takes() -> N
 
 
 @pytest.mark.parametrize("schema", [2, "3", None])
-def test_a_report_of_another_schema_is_not_read_by_guesswork(schema: object) -> None:
+def test_a_report_of_another_schema_is_not_read_by_guesswork(schema):
     with pytest.raises(ValueError, match="a report of schema"):
         Report.from_json(report_data() | {"schema": schema})
 
 
-def test_the_header_holds_a_score_of_every_task_that_is_no_benchmark_of_the_hub() -> None:
+def test_the_header_holds_a_score_of_every_task_that_is_no_benchmark_of_the_hub():
     """As huggingface_hub reads it; `pass@1` and the like are names of metrics."""
     rows = [
         {"task": name, "metric": t.metric, "dataset": t.rows.repo, "value": 0.5, "samples": 4}
@@ -104,7 +104,7 @@ def test_the_header_holds_a_score_of_every_task_that_is_no_benchmark_of_the_hub(
         ),
     ],
 )
-def test_the_header_holds_a_license_that_the_hub_takes(stated: dict[str, str], expected: dict[str, str]) -> None:
+def test_the_header_holds_a_license_that_the_hub_takes(stated, expected):
     data = metadata(report(license=stated))
     assert {key: value for key, value in data.items() if key.startswith("license")} == expected
     card = render_card(report(license=stated))
@@ -112,7 +112,7 @@ def test_the_header_holds_a_license_that_the_hub_takes(stated: dict[str, str], e
     assert card_problems(card) == ([], [])
 
 
-def test_local_parents_are_neither_in_the_header_nor_linked_and_their_paths_stay_out_of_the_text() -> None:
+def test_local_parents_are_neither_in_the_header_nor_linked_and_their_paths_stay_out_of_the_text():
     parents = [{**p, "kind": "local", "id": f"/home/ada/secret/{p['label']}"} for p in report_data()["parents"]]
     card = render_card(report(parents=parents, recipe_yaml="base: x\n"))
     assert "base_model" not in parse_card(card)
@@ -121,19 +121,19 @@ def test_local_parents_are_neither_in_the_header_nor_linked_and_their_paths_stay
     assert "Local folders are named" in card
 
 
-def test_a_paper_without_a_number_is_named_alone() -> None:
+def test_a_paper_without_a_number_is_named_alone():
     method = {**report_data()["method"], "papers": [{"title": "A paper", "arxiv": "", "equations": "Eq. 4"}]}
     assert "\n- A paper, Eq. 4\n" in render_card(report(method=method))
 
 
-def test_a_parent_whose_commit_is_no_sha_is_not_linked_at_it() -> None:
+def test_a_parent_whose_commit_is_no_sha_is_not_linked_at_it():
     for sha in ("main/../../x", "main/../../x) <b>"):
         body = body_of(render_card(report(parents=[{**p, "sha": sha} for p in report_data()["parents"]])))
         assert not [url for _, url in lively(body) if "tree" in url]
         assert f"`{sha}`" in body
 
 
-def test_parents_are_linked_at_their_commit_on_the_hub_that_was_used_where_a_link_can_hold_it() -> None:
+def test_parents_are_linked_at_their_commit_on_the_hub_that_was_used_where_a_link_can_hold_it():
     links = [url for kind, url in lively(render_card(report(), endpoint="http://127.0.0.1:8000")) if kind == "link"]
     assert f"http://127.0.0.1:8000/org/math/tree/{'b' * 40}" in links
     assert "https://arxiv.org/abs/2601.13572" in links
@@ -178,7 +178,7 @@ def hostile_data(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_foreign_text_stays_inert_wherever_it_stands(text: str) -> None:
+def test_foreign_text_stays_inert_wherever_it_stands(text):
     card = render_card(Report.from_json(hostile_data(text)), figures=FIGURES)
     plain = harmless()
     body = body_of(card)
@@ -195,7 +195,7 @@ def test_foreign_text_stays_inert_wherever_it_stands(text: str) -> None:
 
 
 @pytest.mark.parametrize("agents", [2, 8, 32])
-def test_any_number_of_agents_renders(agents: int) -> None:
+def test_any_number_of_agents_renders(agents):
     card = render_card(report_of([f"agent-{k}" for k in range(agents)]), figures=FIGURES)
     rows = [line for line in card.splitlines() if line.startswith("| agent |")]
     assert len(rows) == agents
@@ -203,7 +203,7 @@ def test_any_number_of_agents_renders(agents: int) -> None:
     assert f"| `agent-{agents - 2}`, `agent-{agents - 1}` |" in card
 
 
-def test_infinity_absent_values_and_empty_regions_render() -> None:
+def test_infinity_absent_values_and_empty_regions_render():
     data = report_data()
     data["outcomes"] = [
         {**o, "effective_scale": None, "effective_scale_other_rounding": None, "kept_unique": None, "kept_shared": None}
@@ -230,7 +230,7 @@ FETCH = {
 }  # fmt: skip
 
 
-def test_what_was_fetched_and_what_lay_on_disk_stands_on_the_card_in_words() -> None:
+def test_what_was_fetched_and_what_lay_on_disk_stands_on_the_card_in_words():
     environment = {"seconds": 60.0, "fetch": FETCH, "disk_high_water_bytes": 122_000_000, "huggingface_hub": "2.4.0"}
     rows = {
         "`huggingface_hub`": "2.4.0",
@@ -248,13 +248,13 @@ def test_what_was_fetched_and_what_lay_on_disk_stands_on_the_card_in_words() -> 
 
 
 @pytest.mark.parametrize("value", ["<b>x</b>", -1, 10**400, True, None, [1], {"a": 1}])
-def test_fetch_figures_that_are_no_numbers_do_no_harm(value: Any) -> None:
+def test_fetch_figures_that_are_no_numbers_do_no_harm(value):
     card = render_card(report(environment={"fetch": dict.fromkeys((*FETCH, "|"), value)}))
     assert "| Fetched | 0 B, 0 shards whole |" in card
     assert "<b>" not in card
 
 
-def test_the_prompts_of_the_scores_stand_with_the_snippet_alike_ones_once() -> None:
+def test_the_prompts_of_the_scores_stand_with_the_snippet_alike_ones_once():
     asked = {"metric": "m", "value": 0.5, "chat": False}
     rows = [
         {**asked, "task": "a", "title": "First", "prompt": "Question: {question}", "few_shot": 5},
@@ -270,14 +270,14 @@ def test_the_prompts_of_the_scores_stand_with_the_snippet_alike_ones_once() -> N
     assert "of a parent" not in card
 
 
-def test_the_snippet_asks_as_the_scores_were_measured_where_that_was_plain_text() -> None:
+def test_the_snippet_asks_as_the_scores_were_measured_where_that_was_plain_text():
     row = {"task": "a", "metric": "m", "value": 0.5, "chat": False, "few_shot": 0, "prompt": "math {digit} ="}
     assert 'prompt = "math {digit} ="  # fill in what stands in braces' in render_card(report(evaluations=[row]))
     for other in ({"chat": True}, {"few_shot": 5}, {"prompt": None}):
         assert "What is 17 + 25?" in render_card(report(evaluations=[{**row, **other}]))
 
 
-def test_scores_by_domain_stand_open_and_those_of_every_task_beside_every_parent_are_folded() -> None:
+def test_scores_by_domain_stand_open_and_those_of_every_task_beside_every_parent_are_folded():
     row = {"task": "gsm8k", "title": "GSM8K", "domain": "math", "metric": "m", "samples": 100}
     values = {"": 0.6, "base": 0.2, "math": 0.7, "tool_use": 0.3}
     rows = [{**row, "value": value, **({"model": name} if name else {})} for name, value in values.items()]
@@ -292,7 +292,7 @@ def test_scores_by_domain_stand_open_and_those_of_every_task_beside_every_parent
     assert folded.rstrip().endswith("|\n\n</details>")
 
 
-def test_a_lineage_of_several_generations_names_roles_weights_and_licenses() -> None:
+def test_a_lineage_of_several_generations_names_roles_weights_and_licenses():
     parents = report_data()["parents"]
     base = {"role": "base", "id": "org/base", "license": "apache-2.0"}
     first = {"role": "agent", "id": "org/first", "license": "mit", "made_from": ["org/base"]}
@@ -316,7 +316,7 @@ def test_a_lineage_of_several_generations_names_roles_weights_and_licenses() -> 
     assert render_card(again) == card
 
 
-def test_a_card_without_evaluation_says_so_plainly() -> None:
+def test_a_card_without_evaluation_says_so_plainly():
     card = render_card(report(evaluations=[]))
     assert "**No evaluation has been run yet**" in card
     assert "## Scores" not in card
@@ -358,29 +358,27 @@ HALF = [{**o, "scale": 1.0, "kept_unique": 0.5, "effective_scale": 0.4} for o in
     ],
     ids=["nearest", "stochastic", "neither", "a mean without λ"],
 )
-def test_what_rounding_took_is_named_and_no_loss_is_claimed_where_there_is_none(
-    changes: dict[str, Any], said: list[str]
-) -> None:
+def test_what_rounding_took_is_named_and_no_loss_is_claimed_where_there_is_none(changes, said):
     card = render_card(report(**changes))
     assert [sentence for sentence in said if sentence not in card] == []
     assert ("lost" in card) == bool(said)
 
 
-def test_an_agent_that_changed_most_weights_is_an_anomaly() -> None:
+def test_an_agent_that_changed_most_weights_is_an_anomaly():
     data = report_data()
     data["statistics"]["total"]["agents"][1]["density"] = 0.9
     said = "- Changed more than 50% of the weights, which is no sparse update: `tool_use`."
     assert said in render_card(Report.from_json(data))
 
 
-def test_only_figures_that_exist_are_shown() -> None:
+def test_only_figures_that_exist_are_shown():
     assert "![" not in render_card(report())
     images = [url for kind, url in lively(render_card(report(), figures=FIGURES)) if kind == "image"]
     assert sorted(images) == sorted(FIGURES)
     assert "![" not in render_card(report(), figures=["https://evil.example/x.png"])
 
 
-def test_the_snippet_and_the_command_are_valid_for_any_target() -> None:
+def test_the_snippet_and_the_command_are_valid_for_any_target():
     for target in ("ada/x", 'a"b', "x'; rm -rf ~"):
         card = render_card(report(target=target))
         blocks = {t.info: t.content for t in PARSER.parse(body_of(card)) if t.type == "fence"}

@@ -96,7 +96,7 @@ WEIGHTS = (0.5, 1.25, 2.0)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_a_card_says_of_rounding_and_of_lambda_is_so(method: str, sparse: Any, tmp_path: Path) -> None:
+def test_what_a_card_says_of_rounding_and_of_lambda_is_so(method, sparse, tmp_path):
     folder, *_ = sparse
     agents = [{"model": str(folder / f"agent{k}"), "weight": w} for k, w in enumerate(WEIGHTS)]
     recipe: dict[str, Any] = {"agents": agents, "parameters": {"steps": 20} if method == "wudi" else {}}
@@ -168,7 +168,7 @@ def in_half(step: float, half: int, width: int = 2048) -> Callable[[np.ndarray],
     return lambda i: np.where((i >= half * 2048) & (i < half * 2048 + width), step, 0.0)
 
 
-def test_a_rounding_that_adds_is_not_called_a_loss(tmp_path: Path) -> None:
+def test_a_rounding_that_adds_is_not_called_a_loss(tmp_path):
     # at 1 a bf16 step is 2⁻⁷ upwards; 1.4 times 3 steps is 4.2, stored as 4; 1.4 times 2 is 2.8, stored as 3
     made = one_tensor(tmp_path, [in_half(2 * 2.0**-7, 0, 512), in_half(3 * 2.0**-7, 1, 512)], "BF16")
     merged = Merged(made, tmp_path / "o", "ram_quantile", parameters={"lambda": 1.4, "q": 0.5}, rounding="nearest")
@@ -176,7 +176,7 @@ def test_a_rounding_that_adds_is_not_called_a_loss(tmp_path: Path) -> None:
     assert "- `agent1`: 1.4000 becomes 1.3333 with nearest rounding, 4.76% of the update is lost." in merged.card
 
 
-def test_a_factor_of_which_float32_itself_loses_some_is_no_reason_for_stochastic_rounding(tmp_path: Path) -> None:
+def test_a_factor_of_which_float32_itself_loses_some_is_no_reason_for_stochastic_rounding(tmp_path):
     # at 1 a step of float32 is 2⁻²³: of 90 steps and 1.5 % only whole ones are stored
     made = one_tensor(tmp_path, [in_half(90 * 2.0**-23, 0), lambda i: np.where(i >= 1024, 90 * 2.0**-23, 0.0)])
     merged = Merged(made, tmp_path / "o", "ram_plus", parameters={"r": 0.015, "alpha": 1.0})
@@ -185,7 +185,7 @@ def test_a_factor_of_which_float32_itself_loses_some_is_no_reason_for_stochastic
     assert "tochastic" not in merged.card.split("<summary>What the merge kept")[1].split("</details>")[0]
 
 
-def test_an_agent_below_epsilon_is_called_lost_only_where_the_method_drops_it(tmp_path: Path) -> None:
+def test_an_agent_below_epsilon_is_called_lost_only_where_the_method_drops_it(tmp_path):
     made = one_tensor(tmp_path, [in_half(5e-6, 0), in_half(1e-3, 0)])
     dropped = Merged(made, tmp_path / "ram", "ram")
     held = Merged(made, tmp_path / "linear", "linear")
@@ -203,18 +203,18 @@ def test_an_agent_below_epsilon_is_called_lost_only_where_the_method_drops_it(tm
 
 
 @pytest.mark.parametrize("second", [1e-3, 2e-3])
-def test_updates_of_one_direction_are_twins_only_in_one_size(second: float, tmp_path: Path) -> None:
+def test_updates_of_one_direction_are_twins_only_in_one_size(second, tmp_path):
     card = Merged(one_tensor(tmp_path, [in_half(1e-3, 0), in_half(second, 0)]), tmp_path / "o", "ram").card
     assert ("- Practically the same update twice: `agent0 / agent1`." in card) == (second == 1e-3)
 
 
-def test_updates_of_the_same_elements_and_size_in_another_direction_are_no_twins(tmp_path: Path) -> None:
+def test_updates_of_the_same_elements_and_size_in_another_direction_are_no_twins(tmp_path):
     steps = (lambda i: np.where(i % 2, 1e-3, 2e-3), lambda i: np.where(i % 2, 2e-3, 1e-3))
     card = Merged(one_tensor(tmp_path, steps), tmp_path / "o", "ram").card
     assert "same update twice" not in card
 
 
-def test_shares_name_what_several_changed_and_its_two_parts(sparse: Any, tmp_path: Path) -> None:
+def test_shares_name_what_several_changed_and_its_two_parts(sparse, tmp_path):
     _, base, agents = sparse
     merged = Merged(sparse, tmp_path, "ram")
     delta = [np.concatenate([(a[n] - base[n]).ravel() for n in base]) for a in agents]
@@ -229,7 +229,7 @@ def test_shares_name_what_several_changed_and_its_two_parts(sparse: Any, tmp_pat
     assert [float(n) for n in told.groups()] == pytest.approx(wanted, rel=5e-3)
 
 
-def test_shares_are_of_what_was_merged_and_not_of_what_was_copied(tmp_path: Path) -> None:
+def test_shares_are_of_what_was_merged_and_not_of_what_was_copied(tmp_path):
     sizes = {"model.layers.0.mlp.up_proj.weight": (64, 64)}
     base = random_base(3, "BF16", sizes) | {"model.steps": T("I64", (1000,), np.arange(1000, dtype="<i8"))}
     write_model(tmp_path / "base", base, config=CONFIG)
@@ -242,14 +242,14 @@ def test_shares_are_of_what_was_merged_and_not_of_what_was_copied(tmp_path: Path
     assert "5.10 K parameters (LlamaForCausalLM), 0% of the 4.10 K that were merged changed by no agent" in merged.card
 
 
-def test_a_mean_that_takes_the_base_in_is_not_told_as_one_of_its_agents(tmp_path: Path) -> None:
+def test_a_mean_that_takes_the_base_in_is_not_told_as_one_of_its_agents(tmp_path):
     made = one_tensor(tmp_path, [in_half(1e-3, 0)])
     card = Merged(made, tmp_path / "o", "linear", parameters={"base_weight": 1.0}).card
     assert "plain mean" not in card
     assert "into its base" in card
 
 
-def test_weights_that_vary_have_the_mean_that_the_kept_factor_shows(sparse: Any, tmp_path: Path) -> None:
+def test_weights_that_vary_have_the_mean_that_the_kept_factor_shows(sparse, tmp_path):
     folder, *_ = sparse
     weights: list[Any] = [[0.5, 2.0], [{"filter": "mlp", "value": 0.25}, {"value": 1.0}], 1.0]
     specs = [{"model": str(folder / f"agent{k}"), "weight": w} for k, w in enumerate(weights)]
@@ -262,7 +262,7 @@ def test_weights_that_vary_have_the_mean_that_the_kept_factor_shows(sparse: Any,
         assert f"varies, {parents[outcome.agent]:.3g} on average" in merged.card or k == 2
 
 
-def test_bytes_are_promised_and_letters_explained_as_the_method_allows() -> None:
+def test_bytes_are_promised_and_letters_explained_as_the_method_allows():
     for name, method in registry().items():
         data = report_data()
         defaults = method.parse_parameters({}).model_dump(mode="json", exclude_none=True)

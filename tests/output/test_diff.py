@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from builders import T, f32, llama_config, llama_shapes, random_base, sparse_agent, tensor, tokenizer_files, write_model
 from plan_helpers import NOWHERE
-from processes import Done, Refused
 from stream_helpers import values_of
 from svg_reading import SVG, parsed
 
@@ -114,7 +113,7 @@ def assert_all_as_defined(found: Diff, base: Mapping[str, np.ndarray], agent: Ma
     assert sum(m.l1 for m in found.magnitudes) == pytest.approx(found.total.l1)
 
 
-def test_four_elements_by_hand(tmp_path: Path) -> None:
+def test_four_elements_by_hand(tmp_path):
     """δ = (0, 1/2, 0, −2⁻¹⁷): one above 10⁻⁵, one below it, two the same."""
     name = "model.layers.3.mlp.up_proj.weight"
     tiny = 2.0**-17
@@ -145,7 +144,7 @@ def test_four_elements_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after"), [("BF16", "BF16"), ("F32", "BF16"), ("BF16", "F32"), ("F16", "F16"), ("F32", "F32")]
 )
-def test_every_figure_of_a_whole_model_is_that_of_its_definition(tmp_path: Path, before: str, after: str) -> None:
+def test_every_figure_of_a_whole_model_is_that_of_its_definition(tmp_path, before, after):
     base = random_base(0, before)
     share = 1.0 if before == after == "F32" else 0.1
     agent = {n: tensor(f32(t), after) for n, t in sparse_agent(base, share, 1).items()}
@@ -157,7 +156,7 @@ def test_every_figure_of_a_whole_model_is_that_of_its_definition(tmp_path: Path,
 
 
 @pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3, "chunk_elements": 4096}, {"backend": "eager"}])
-def test_no_option_of_reading_changes_a_bit(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_no_option_of_reading_changes_a_bit(tmp_path, options):
     sizes = {"model.embed_tokens.weight": (200, 64), "model.layers.0.mlp.up_proj.weight": (301, 64), "model.x": ()}
     base = random_base(0, sizes=sizes)
     agent = sparse_agent(base, 0.3, 1)
@@ -168,7 +167,7 @@ def test_no_option_of_reading_changes_a_bit(tmp_path: Path, options: dict[str, A
     assert json.dumps(found.to_json()) == json.dumps(expected.to_json())
 
 
-def test_of_a_model_and_itself_nothing_changed_whatever_it_is_stored_as(tmp_path: Path) -> None:
+def test_of_a_model_and_itself_nothing_changed_whatever_it_is_stored_as(tmp_path):
     base = random_base(0)
     same = {n: tensor(f32(t), "F32") for n, t in base.items()}
     found = compare(tmp_path, base, same)
@@ -180,7 +179,7 @@ def test_of_a_model_and_itself_nothing_changed_whatever_it_is_stored_as(tmp_path
     assert diff_of(tmp_path / "base", tmp_path / "base", tmp_path).nothing_changed, "the same folder is not refused"
 
 
-def test_tensors_of_integers_are_compared_by_themselves(tmp_path: Path) -> None:
+def test_tensors_of_integers_are_compared_by_themselves(tmp_path):
     base = {**random_base(0), "model.position_ids": tensor(np.arange(10), "I64")}
     moved = {**base, "model.position_ids": tensor([0, 1, 2, 3, 4, 9, 8, 7, 8, 9], "I64")}
     found = compare(tmp_path, base, moved)
@@ -192,7 +191,7 @@ def test_tensors_of_integers_are_compared_by_themselves(tmp_path: Path) -> None:
     assert "model.position_ids" not in found.tensors
 
 
-def test_a_tied_head_that_one_model_stores_counts_once_and_known_prefixes_are_left_off(tmp_path: Path) -> None:
+def test_a_tied_head_that_one_model_stores_counts_once_and_known_prefixes_are_left_off(tmp_path):
     base = random_base(0, sizes=llama_shapes(tied=True))
     agent = sparse_agent(base, 0.2, 1)
     stored = {**agent, "lm_head.weight": agent["model.embed_tokens.weight"]}
@@ -204,7 +203,7 @@ def test_a_tied_head_that_one_model_stores_counts_once_and_known_prefixes_are_le
 
 
 @pytest.mark.parametrize("fp8", [False, True])
-def test_rows_that_an_agent_adds_to_the_vocabulary_are_left_out(tmp_path: Path, fp8: bool) -> None:
+def test_rows_that_an_agent_adds_to_the_vocabulary_are_left_out(tmp_path, fp8):
     base = random_base(0)
     agent = sparse_agent(base, 0.2, 1)
     rng = np.random.default_rng(2)
@@ -228,7 +227,7 @@ def test_rows_that_an_agent_adds_to_the_vocabulary_are_left_out(tmp_path: Path, 
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's affair
-def test_a_lora_adapter_that_peft_saved_is_its_product_on_the_targets_alone(tmp_path: Path) -> None:
+def test_a_lora_adapter_that_peft_saved_is_its_product_on_the_targets_alone(tmp_path):
     torch = pytest.importorskip("torch")
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -294,12 +293,12 @@ rwkv.blocks.1.ln2.weight norm 1
 """
 
 
-def test_tensors_of_many_families_are_of_their_module_type_and_layer() -> None:
+def test_tensors_of_many_families_are_of_their_module_type_and_layer():
     for name, module, layer in map(str.split, NAMES.strip().splitlines()):
         assert (module_of(name), str(layer_of(name))) == (module, layer), name
 
 
-def test_the_most_changed_tensors_are_in_order_and_of_equals_the_first(tmp_path: Path) -> None:
+def test_the_most_changed_tensors_are_in_order_and_of_equals_the_first(tmp_path):
     names = [f"model.layers.{k}.mlp.up_proj.weight" for k in range(4)]
     base = {n: tensor(np.ones(8), "F32") for n in names}
     steps = ([0.5] * 2, [2.0] * 1, [0.5] * 2, [])
@@ -320,7 +319,7 @@ def test_the_most_changed_tensors_are_in_order_and_of_equals_the_first(tmp_path:
     json.dumps(found.to_json(), allow_nan=False)
 
 
-def test_models_that_do_not_fit_are_refused_with_every_problem_and_fitting_advice(tmp_path: Path) -> None:
+def test_models_that_do_not_fit_are_refused_with_every_problem_and_fitting_advice(tmp_path):
     base = random_base(0)
     agent = {n: t for n, t in base.items() if n != "model.layers.1.mlp.up_proj.weight"}
     agent["model.norm.weight"] = tensor(np.ones(17))
@@ -337,7 +336,7 @@ def test_models_that_do_not_fit_are_refused_with_every_problem_and_fitting_advic
 # what does not fit
 
 
-def test_tensors_that_only_one_model_has_can_be_left_out(tmp_path: Path) -> None:
+def test_tensors_that_only_one_model_has_can_be_left_out(tmp_path):
     base = random_base(0)
     agent = sparse_agent(base, 0.2, 1)
     buffer = {"model.layers.0.rotary_emb.inv_freq": tensor(np.ones(8), "F32")}
@@ -356,7 +355,7 @@ def test_tensors_that_only_one_model_has_can_be_left_out(tmp_path: Path) -> None
         diff_of(tmp_path / "base", tmp_path / "agent", tmp_path, ignore=["*"])
 
 
-def test_advice_is_a_comparisons_whatever_does_not_fit(tmp_path: Path, refused: Refused) -> None:
+def test_advice_is_a_comparisons_whatever_does_not_fit(tmp_path, refused):
     weights = random_base(0)
     base = write_model(tmp_path / "base", {**weights, "loss.scale": tensor(np.ones(1), "F64")})
     agent = write_model(tmp_path / "agent", {**weights, "loss.scale": tensor(np.ones(1), "F64")})
@@ -369,7 +368,7 @@ def test_advice_is_a_comparisons_whatever_does_not_fit(tmp_path: Path, refused: 
     assert "got --ignore names every tensor" in error
 
 
-def test_another_architecture_a_folder_for_strangers_and_broken_weights_are_refused(tmp_path: Path) -> None:
+def test_another_architecture_a_folder_for_strangers_and_broken_weights_are_refused(tmp_path):
     base = random_base(0)
     with pytest.raises(HubmergeError, match="another architecture"):
         compare(tmp_path, base, base, agent_config={**llama_config(base), "architectures": ["Qwen2ForCausalLM"]})
@@ -402,7 +401,7 @@ def documented(heading: str) -> set[str]:
     return {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
 
 
-def test_every_key_of_the_json_is_documented_and_the_other_way_round(example: Diff) -> None:
+def test_every_key_of_the_json_is_documented_and_the_other_way_round(example):
     data = example.to_json()
     assert set(data) == documented("\n## JSON\n")
     tensors = next(iter(data["tensors"].values()))
@@ -414,7 +413,7 @@ def test_every_key_of_the_json_is_documented_and_the_other_way_round(example: Di
     assert Diff.from_json(json.loads(json.dumps(data))) == example
 
 
-def test_the_command_prints_json_tables_and_a_figure(tmp_path: Path, done: Done) -> None:
+def test_the_command_prints_json_tables_and_a_figure(tmp_path, done):
     models = [str(ZOO / "base"), str(ZOO / "math")]
     data = json.loads(done("diff", *models, "--json").out)
     assert data["total"]["changed"] == 17124
@@ -442,14 +441,7 @@ def test_the_command_prints_json_tables_and_a_figure(tmp_path: Path, done: Done)
         (["--figure", "taken.svg"], 1, "got Is a directory"),
     ],
 )
-def test_wrong_options_are_said_before_weights_are_read(
-    arguments: list[str],
-    code: int,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+def test_wrong_options_are_said_before_weights_are_read(arguments, code, words, capsys, monkeypatch, tmp_path):
     (tmp_path / "taken.svg").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hubmerge.cli.diff.measure", lambda *a, **k: pytest.fail("weights were read"))
@@ -461,13 +453,13 @@ def test_wrong_options_are_said_before_weights_are_read(
     assert words in capsys.readouterr().err
 
 
-def test_a_comparison_that_fails_leaves_no_empty_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_that_fails_leaves_no_empty_figure(tmp_path, monkeypatch):
     monkeypatch.setattr("hubmerge.cli.diff.measure", Mock(side_effect=CorruptError("cut off")))
     assert main(["diff", str(ZOO / "base"), str(ZOO / "math"), "--figure", str(tmp_path / "change.svg")]) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_difference_is_told_first_in_one_sentence(example: Diff) -> None:
+def test_a_difference_is_told_first_in_one_sentence(example):
     """The final norm, which is in no layer, changed more: 71.9%."""
     most = "among the layers, most of all attention in layer 0, with 41.9%"
     assert verdict(example) == f"9.97% of the parameters changed; {most}."
@@ -477,7 +469,7 @@ def test_a_difference_is_told_first_in_one_sentence(example: Diff) -> None:
         assert verdict(replace(example, grid=grid)) == "9.97% of the parameters changed."
 
 
-def test_a_strangers_names_cannot_steer_the_terminal_or_break_the_figure(example: Diff) -> None:
+def test_a_strangers_names_cannot_steer_the_terminal_or_break_the_figure(example):
     hostile = "model.layers.0.\x1b[2J\u202e$\\frac{.weight"
     first = next(iter(example.tensors))
     renamed = replace(
@@ -493,7 +485,7 @@ def test_a_strangers_names_cannot_steer_the_terminal_or_break_the_figure(example
     assert draw(renamed)
 
 
-def test_the_figure_is_the_same_for_the_same_difference_and_nothing_is_cut_off(example: Diff) -> None:
+def test_the_figure_is_the_same_for_the_same_difference_and_nothing_is_cut_off(example):
     assert draw(example) == draw(example)
     many = dict.fromkeys(range(0, 126 * 3, 3), example.layers[0])
     for diff in (
@@ -505,12 +497,12 @@ def test_the_figure_is_the_same_for_the_same_difference_and_nothing_is_cut_off(e
         parsed(draw(diff))
 
 
-def test_a_difference_in_few_elements_is_drawn_as_one(example: Diff) -> None:
+def test_a_difference_in_few_elements_is_drawn_as_one(example):
     total = replace(example.total, identical=example.total.elements - 1)
     assert "exactly the base's value: over 99.9%" in draw(replace(example, total=total)).decode()
 
 
-def test_a_denser_module_is_drawn_lighter_and_longer(example: Diff) -> None:
+def test_a_denser_module_is_drawn_lighter_and_longer(example):
     """Attention in layer 0 (42%) is the lightest cell, and norms, changed most of all, have the longest bar."""
     root = parsed(draw(example))
     drawn = [r.attrib for r in root.iter(SVG + "rect")][1:]  # the first is the sheet

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from publishing import Publication
 
-from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError
+from hubmerge.errors import HubUnavailableError, PermissionDeniedError
 from hubmerge.hub.errors import BranchMovedError, Patience, RefusedError, TooLateError
 from hubmerge.output.publish import Published
 from localhub.fault_rules import Delay, FaultSwitch, LostAnswer, Observe, Reset, StaleHead, Status
@@ -40,9 +39,7 @@ TROUBLE = {
 
 @pytest.mark.parametrize("trouble", TROUBLE)
 @pytest.mark.parametrize("route", ROUTES)
-def test_trouble_at_any_step_ends_in_one_whole_commit(
-    job: Publication, switch: FaultSwitch, route: str, trouble: str
-) -> None:
+def test_trouble_at_any_step_ends_in_one_whole_commit(job, switch, route, trouble):
     rule = switch.add(route, TROUBLE[trouble])
     done = job.publish()
     assert switch.state(rule).fired == 1
@@ -50,9 +47,7 @@ def test_trouble_at_any_step_ends_in_one_whole_commit(
     assert done.commit == job.api.model_info(job.name).sha
 
 
-def test_a_pause_that_the_hub_asks_for_is_kept_when_writing_too(
-    job: Publication, switch: FaultSwitch, client_pauses: list[float]
-) -> None:
+def test_a_pause_that_the_hub_asks_for_is_kept_when_writing_too(job, switch, client_pauses):
     for route in ("/api/repos/create", "/lfs-uploads/", COMMIT):
         switch.add(route, Status(status=429, rate_limit_reset_s=9))
     job.publish()
@@ -61,9 +56,7 @@ def test_a_pause_that_the_hub_asks_for_is_kept_when_writing_too(
 
 
 @pytest.mark.parametrize("status", [500, 503, 507])
-def test_a_hub_that_takes_nothing_leaves_no_commit_and_the_next_try_is_whole(
-    job: Publication, switch: FaultSwitch, status: int
-) -> None:
+def test_a_hub_that_takes_nothing_leaves_no_commit_and_the_next_try_is_whole(job, switch, status):
     switch.add("/lfs-uploads/", Status(status=status, message="out of storage"), times=None)
     with pytest.raises(HubUnavailableError, match="out of storage") as caught:
         job.publish()
@@ -83,9 +76,7 @@ def test_a_hub_that_takes_nothing_leaves_no_commit_and_the_next_try_is_whole(
         ("/lfs-uploads/", 403, PermissionDeniedError),
     ],
 )
-def test_what_is_refused_for_good_is_asked_for_once_and_leaves_no_commit(
-    job: Publication, switch: FaultSwitch, route: str, status: int, error: type[HubmergeError]
-) -> None:
+def test_what_is_refused_for_good_is_asked_for_once_and_leaves_no_commit(job, switch, route, status, error):
     rule = switch.add(route, Status(status=status, message="not here"), methods=["POST", "PUT"], times=None)
     with pytest.raises(error, match="not here") as caught:
         job.publish()
@@ -105,9 +96,7 @@ def test_what_is_refused_for_good_is_asked_for_once_and_leaves_no_commit(
         (403, "<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"),
     ],
 )
-def test_an_upload_that_came_too_late_for_its_signed_address_gets_another_one(
-    job: Publication, switch: FaultSwitch, status: int, said: str
-) -> None:
+def test_an_upload_that_came_too_late_for_its_signed_address_gets_another_one(job, switch, status, said):
     rule = switch.add("/lfs-uploads/", Status(status=status, message=said), times=2)
     addresses = switch.add("/info/lfs/objects/batch", Observe(), times=None)
     job.publish()
@@ -116,9 +105,7 @@ def test_an_upload_that_came_too_late_for_its_signed_address_gets_another_one(
     assert job.is_whole_in_one_commit()
 
 
-def test_uploads_that_are_ever_too_late_are_given_up_after_five_tries_with_growing_pauses(
-    job: Publication, switch: FaultSwitch
-) -> None:
+def test_uploads_that_are_ever_too_late_are_given_up_after_five_tries_with_growing_pauses(job, switch):
     said = "<Error><Code>RequestTimeout</Code></Error>"
     switch.add("/lfs-uploads/", Status(status=400, message=said), times=60)
     with pytest.raises(TooLateError) as caught:
@@ -131,7 +118,7 @@ def test_uploads_that_are_ever_too_late_are_given_up_after_five_tries_with_growi
     assert job.is_whole_in_one_commit()
 
 
-def test_a_lost_answer_behind_a_stale_head_makes_no_second_commit(job: Publication, switch: FaultSwitch) -> None:
+def test_a_lost_answer_behind_a_stale_head_makes_no_second_commit(job, switch):
     """After the commit the target still looks empty for a while, as on a replica that lags."""
     commits = switch.add(COMMIT, Observe(), methods=["POST"], times=None)
     switch.add(COMMIT, LostAnswer(), methods=["POST"])
@@ -143,9 +130,7 @@ def test_a_lost_answer_behind_a_stale_head_makes_no_second_commit(job: Publicati
     assert job.hub.pauses, "a replica that lags is not asked again at once"
 
 
-def test_a_head_that_stays_stale_is_given_up_after_pauses_and_the_next_try_finds_the_commit(
-    job: Publication, switch: FaultSwitch
-) -> None:
+def test_a_head_that_stays_stale_is_given_up_after_pauses_and_the_next_try_finds_the_commit(job, switch):
     done = job.publish()
     # the client asks for the head in a way of its own when it finds nothing to change
     rule = switch.add(f"/api/models/{job.name}(/revision/main)?$", StaleHead(), times=None)
@@ -160,8 +145,8 @@ def test_a_head_that_stays_stale_is_given_up_after_pauses_and_the_next_try_finds
 
 
 def test_two_workers_that_publish_the_same_merge_at_once_make_one_commit(
-    faulty_hub: LocalHubProcess, tmp_path: Path, name: str, switch: FaultSwitch, client_pauses: list[float]
-) -> None:
+    faulty_hub, tmp_path, name, switch, client_pauses
+):
     jobs = [Publication(faulty_hub, tmp_path, name) for _ in range(2)]
     jobs[0].api.create_repo(name)
     commits = switch.add(COMMIT, Observe(), methods=["POST"], times=None)
@@ -174,8 +159,8 @@ def test_two_workers_that_publish_the_same_merge_at_once_make_one_commit(
 
 
 def test_a_worker_that_was_overtaken_between_two_tries_finds_the_commit_of_the_other(
-    faulty_hub: LocalHubProcess, tmp_path: Path, name: str, switch: FaultSwitch, client_pauses: list[float]
-) -> None:
+    faulty_hub, tmp_path, name, switch, client_pauses
+):
     slow, fast = (Publication(faulty_hub, tmp_path, name) for _ in range(2))
     overtaken: list[Published] = []
     slow.hub.patience = Patience(sleep=lambda seconds: overtaken.append(fast.publish()))
@@ -196,9 +181,7 @@ def hub_of_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubP
 @pytest.mark.parametrize(
     "trouble", [LostAnswer(), Status(status=503), Reset(at=10, of="request")], ids=lambda t: t.kind
 )
-def test_an_upload_in_parts_survives_trouble_at_every_step(
-    hub_of_parts: LocalHubProcess, tmp_path: Path, name: str, client_pauses: list[float], step: str, trouble: Any
-) -> None:
+def test_an_upload_in_parts_survives_trouble_at_every_step(hub_of_parts, tmp_path, name, client_pauses, step, trouble):
     with FaultSwitch(hub_of_parts.endpoint) as switch:
         job = Publication(hub_of_parts, tmp_path, name)
         rule = switch.add("/lfs-uploads/[0-9]+/[0-9a-f]+" + step, trouble)

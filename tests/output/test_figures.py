@@ -22,7 +22,7 @@ def texts(root: ElementTree.Element) -> list[str]:
     return [text.text or "" for text in root.iter(SVG + "text")]
 
 
-def test_two_renderings_have_the_same_bytes_and_the_names_that_the_card_knows() -> None:
+def test_two_renderings_have_the_same_bytes_and_the_names_that_the_card_knows():
     assert render_figures(report()) == render_figures(report())
     assert tuple(render_figures(report())) == FIGURES
 
@@ -33,25 +33,25 @@ def test_two_renderings_have_the_same_bytes_and_the_names_that_the_card_knows() 
         *("日本語", "a\nb", "\u202egnp", "", "<b>&", "</text><script>", "x" * 500),
     ],
 )
-def test_a_strange_label_is_shown_as_it_is_written_and_never_read_as_markup(label: str) -> None:
+def test_a_strange_label_is_shown_as_it_is_written_and_never_read_as_markup(label):
     for svg in render_figures(report_of([label, "other"])).values():
         words = texts(parsed(svg))
         assert any(short_label(label) in text for text in words)
         assert any("other" in text for text in words)
 
 
-def test_labels_keep_both_ends_and_only_characters_that_are_seen() -> None:
+def test_labels_keep_both_ends_and_only_characters_that_are_seen():
     assert short_label("short") == "short"
     assert short_label("Qwen3-4B-agent-number-17") == "Qwen3-4B-a…-number-17"
     assert short_label("a\u202eb\n日") == "a?b?日"
 
 
-def test_labels_that_differ_where_they_are_cut_are_told_apart_by_their_numbers() -> None:
+def test_labels_that_differ_where_they_are_cut_are_told_apart_by_their_numbers():
     for svg in render_figures(report_of([f"Qwen2.5-7B-{skill}-grpo-step100" for skill in ("math", "code")])).values():
         assert {"Qwen2.5-7B…po-step100 · 1", "Qwen2.5-7B…po-step100 · 2"} <= {*texts(parsed(svg))}
 
 
-def test_models_without_layers_or_changes_render() -> None:
+def test_models_without_layers_or_changes_render():
     cases = [report_of(["a", "b"], layers=0), report_of(["a", "b"], elements=0)]
     data = report_data()
     data["statistics"]["modules"] = {}
@@ -59,7 +59,7 @@ def test_models_without_layers_or_changes_render() -> None:
         assert [parsed(svg) is not None for svg in render_figures(case).values()] == [True] * 2
 
 
-def test_a_bar_is_as_long_as_its_share() -> None:
+def test_a_bar_is_as_long_as_its_share():
     """math changes 5% alone and tool_use 15%; both share 5%."""
     root = parsed(render_figures(report())["figures/overlap.svg"])
     # the colours of the bar of all elements, which comes first, and of its legend
@@ -69,7 +69,7 @@ def test_a_bar_is_as_long_as_its_share() -> None:
     assert math_shared == tool_shared == pytest.approx(math_alone, rel=0.001)
 
 
-def test_a_share_of_nearly_all_is_not_called_all() -> None:
+def test_a_share_of_nearly_all_is_not_called_all():
     data = report_data()
     total = data["statistics"]["total"]
     total["overlap_share"] = [0.9996, 0.0004, 0.0]
@@ -78,7 +78,7 @@ def test_a_share_of_nearly_all_is_not_called_all() -> None:
     assert {"none: over 99.9%", "agents (nobody: over 99.9%)"} <= {*said}
 
 
-def test_a_point_lies_as_high_as_its_density() -> None:
+def test_a_point_lies_as_high_as_its_density():
     """Both layers have 10% for math and 20% for tool_use, and the axis begins at 0."""
     root = parsed(render_figures(report())["figures/density_by_layer.svg"])
     curves = [line for line in root.iter(SVG + "polyline") if line.attrib.get("stroke-width") == "1.6"][:2]
@@ -91,7 +91,7 @@ def test_a_point_lies_as_high_as_its_density() -> None:
 
 
 @pytest.mark.parametrize("labels", [["W" * 22] * 6, ["i" * 30] * 32, ["日" * 22]])
-def test_any_number_of_agents_with_the_longest_labels_fits_at_card_width(labels: list[str]) -> None:
+def test_any_number_of_agents_with_the_longest_labels_fits_at_card_width(labels):
     for svg in render_figures(report_of([f"{label[:-1]}{k}" for k, label in enumerate(labels)])).values():
         root = parsed(svg)
         assert root.attrib["width"] == "800"
@@ -110,11 +110,11 @@ def test_any_number_of_agents_with_the_longest_labels_fits_at_card_width(labels:
         (3, 3, True, [3]),
     ],
 )
-def test_an_axis_has_a_few_round_numbers(low: float, high: float, whole: bool, expected: list[float]) -> None:
+def test_an_axis_has_a_few_round_numbers(low, high, whole, expected):
     assert ticks(low, high, whole=whole) == pytest.approx(expected)
 
 
-def test_a_shade_lies_between_its_neighbours_and_ends_at_the_ends() -> None:
+def test_a_shade_lies_between_its_neighbours_and_ends_at_the_ends():
     shades = Shades(CIVIDIS, -1.0, 1.0)
     assert (shades.at(-1), shades.at(0), shades.at(1)) == (CIVIDIS[0], CIVIDIS[4], CIVIDIS[8])
     assert (shades.at(-7), shades.at(7)) == (shades.at(-1), shades.at(1))

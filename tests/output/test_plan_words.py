@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from builders import write_parents
 from plan_helpers import BASE, A, B, plan
-from processes import Done
 
 from hubmerge.output.plan_words import LABELS, cost_of, fit_of, models_of, plan_summary
 from hubmerge.plan.plan import Plan
@@ -38,11 +37,11 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_json_keeps_the_keys_that_it_had(made: Plan):
+def test_json_keeps_the_keys_that_it_had(made):
     assert set(plan_summary(made)) == KEYS
 
 
-def test_every_key_is_told_once(made: Plan):
+def test_every_key_is_told_once(made):
     summary = plan_summary(made)
     labels = [label for group in (fit_of(summary), cost_of(summary)) for label, _ in group.rows]
     assert len(labels) == len(set(labels))
@@ -50,7 +49,7 @@ def test_every_key_is_told_once(made: Plan):
     assert set(summary) == shown | (TOLD_ELSEWHERE & set(summary))
 
 
-def test_no_label_is_an_internal_name_and_every_number_has_a_unit(made: Plan):
+def test_no_label_is_an_internal_name_and_every_number_has_a_unit(made):
     summary = plan_summary(made)
     groups = [models_of(made.models, ["1", "0.5"]), fit_of(summary), cost_of(summary)]
     for label, text in (row for group in groups for row in group.rows):
@@ -79,7 +78,7 @@ def test_figures_by_hand():
     assert weighing["Time to merge"] == "about 4 min 20 s, without downloads and sensitivities"
 
 
-def test_the_page_says_what_the_terminal_says(made: Plan):
+def test_the_page_says_what_the_terminal_says(made):
     panel = str(plan_panel(made, "https://hub.example"))
     summary = plan_summary(made)
     for group in (fit_of(summary), cost_of(summary, to_folder=False)):
@@ -90,7 +89,7 @@ def test_the_page_says_what_the_terminal_says(made: Plan):
     assert LABELS["folder_disk_least_bytes"] not in panel, "the Space keeps no folder"
 
 
-def test_inspect_groups_what_it_says(recipe: Path, done: Done):
+def test_inspect_groups_what_it_says(recipe, done):
     said = done("inspect", recipe).out
     titles = [line for line in said.splitlines() if line and not line.startswith(" ")]
     assert titles == ["Models", "Compatibility: these models fit", "Cost, on this machine", "Warnings"]
@@ -98,7 +97,7 @@ def test_inspect_groups_what_it_says(recipe: Path, done: Done):
     assert "  - `ignore`: 'no.such.*' matches no tensor of the base or an agent\n" in said
 
 
-def test_a_sweep_is_told_in_the_same_words(recipe: Path, done: Done):
+def test_a_sweep_is_told_in_the_same_words(recipe, done):
     named = json.loads(recipe.read_text())
     recipe.write_text(
         json.dumps({"base": named["base"], "agents": named["agents"], "sweep": [{"method": ["ram", "ties"]}]})

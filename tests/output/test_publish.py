@@ -31,7 +31,7 @@ def job(local_hub: LocalHubProcess, tmp_path: Path, name: str) -> Publication:
     return Publication(local_hub, tmp_path, name)
 
 
-def test_everything_goes_up_in_one_public_commit_which_publishing_again_finds(job: Publication):
+def test_everything_goes_up_in_one_public_commit_which_publishing_again_finds(job):
     done = job.publish()
     assert done == Published(job.name, job.head(), f"{job.hub.endpoint}/{job.name}")
     assert job.is_whole_in_one_commit()
@@ -42,13 +42,13 @@ def test_everything_goes_up_in_one_public_commit_which_publishing_again_finds(jo
     assert job.hub.commits == 1
 
 
-def test_a_gitignore_that_goes_along_keeps_no_other_file_back(job: Publication):
+def test_a_gitignore_that_goes_along_keeps_no_other_file_back(job):
     job.files |= {".gitignore": b"*.safetensors\n*.json\n*.txt\nlicenses/\n", "notes.txt": b"mine"}
     job.publish()
     assert job.there() == {*job.files, *(path.name for path in job.shards), ".gitattributes"}
 
 
-def test_a_hub_in_trouble_is_tried_five_times_with_pauses(job: Publication):
+def test_a_hub_in_trouble_is_tried_five_times_with_pauses(job):
     job.hub.before_commit = Mock(side_effect=TransientHubError("503"))
     with pytest.raises(TransientHubError):
         job.publish()
@@ -58,7 +58,7 @@ def test_a_hub_in_trouble_is_tried_five_times_with_pauses(job: Publication):
     assert job.publish().commit == job.head()
 
 
-def test_a_branch_that_moved_harmlessly_is_followed(job: Publication):
+def test_a_branch_that_moved_harmlessly_is_followed(job):
     def race() -> None:
         job.hub.before_commit = lambda: None
         job.add(".gitattributes", b"*.bin filter=lfs\n")
@@ -71,7 +71,7 @@ def test_a_branch_that_moved_harmlessly_is_followed(job: Publication):
     assert job.hub.read_file(job.name, done.commit, ".gitattributes") == b"*.bin filter=lfs\n"
 
 
-def test_a_branch_that_moves_every_time_is_followed_five_times(job: Publication):
+def test_a_branch_that_moves_every_time_is_followed_five_times(job):
     job.hub.before_commit = lambda: job.add(".gitattributes", b"%d" % job.hub.commits)
     with pytest.raises(BranchMovedError):
         job.publish()
@@ -79,7 +79,7 @@ def test_a_branch_that_moves_every_time_is_followed_five_times(job: Publication)
     assert job.there() == {".gitattributes"}
 
 
-def test_foreign_content_that_arrives_meanwhile_is_not_touched(job: Publication):
+def test_foreign_content_that_arrives_meanwhile_is_not_touched(job):
     job.hub.before_commit = lambda: job.add("model.txt", b"mine")
     with pytest.raises(TargetExistsError):
         job.publish()
@@ -87,7 +87,7 @@ def test_foreign_content_that_arrives_meanwhile_is_not_touched(job: Publication)
     assert job.there() == {".gitattributes", "model.txt"}
 
 
-def test_a_card_that_the_hub_does_not_take_is_refused_once_with_the_reason(job: Publication):
+def test_a_card_that_the_hub_does_not_take_is_refused_once_with_the_reason(job):
     job.files["README.md"] = b"---\nlicense: my-own\n---\n"
     with pytest.raises(RefusedError, match=r'Invalid metadata in README\.md.* "license" must be one of'):
         job.publish()
@@ -102,9 +102,7 @@ def test_a_card_that_the_hub_does_not_take_is_refused_once_with_the_reason(job: 
         *(("hubmerge.json", broken) for broken in (b'{"identity":null}', b"{}", b"[]", b"{", b"\xff", b"[" * 100_000)),
     ],
 )
-def test_other_files_another_merge_or_a_broken_manifest_are_refused_and_untouched(
-    job: Publication, path: str, content: bytes
-):
+def test_other_files_another_merge_or_a_broken_manifest_are_refused_and_untouched(job, path, content):
     job.name += hashlib.sha256(content).hexdigest()[:4]
     job.api.create_repo(job.name)
     job.add(path, content)
@@ -115,7 +113,7 @@ def test_other_files_another_merge_or_a_broken_manifest_are_refused_and_untouche
     assert (job.head(), job.hub.commits) == (head, 0)
 
 
-def test_a_target_that_was_renamed_is_named_as_it_is_now(job: Publication):
+def test_a_target_that_was_renamed_is_named_as_it_is_now(job):
     job.publish()
     job.api.move_repo(job.name, f"{job.name}-now")
     job.add("hubmerge.json", b"{}")
@@ -124,9 +122,7 @@ def test_a_target_that_was_renamed_is_named_as_it_is_now(job: Publication):
 
 
 @pytest.mark.parametrize("there_before", [False, True])
-def test_a_private_merge_is_made_in_a_private_repo_and_a_private_repo_stays_private(
-    job: Publication, there_before: bool
-):
+def test_a_private_merge_is_made_in_a_private_repo_and_a_private_repo_stays_private(job, there_before):
     if there_before:
         job.api.create_repo(job.name, private=True)
     done = job.publish(private=not there_before)
@@ -135,7 +131,7 @@ def test_a_private_merge_is_made_in_a_private_repo_and_a_private_repo_stays_priv
 
 
 @pytest.mark.parametrize("moment", ["before", "between the look and the making"])
-def test_a_private_merge_does_not_go_into_a_public_repo(job: Publication, moment: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_private_merge_does_not_go_into_a_public_repo(job, moment, monkeypatch):
     made = Watched.create_repo
 
     def race(self: Watched, repo: str, *, private: bool) -> bool:
@@ -152,16 +148,14 @@ def test_a_private_merge_does_not_go_into_a_public_repo(job: Publication, moment
     assert job.there() == {".gitattributes"}
 
 
-def test_the_same_merge_in_a_public_repo_does_not_stand_for_a_private_one(job: Publication):
+def test_the_same_merge_in_a_public_repo_does_not_stand_for_a_private_one(job):
     job.publish()
     with pytest.raises(TargetExistsError, match="the target is public, and a private one was asked for"):
         job.publish(private=True)
     assert job.hub.commits == 1
 
 
-def test_a_private_repo_that_the_sign_in_may_not_read_is_refused_for_good(
-    job: Publication, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_private_repo_that_the_sign_in_may_not_read_is_refused_for_good(job, monkeypatch):
     job.api.create_repo(job.name, private=True)
 
     def unseen(repo: str) -> Any:
@@ -175,7 +169,7 @@ def test_a_private_repo_that_the_sign_in_may_not_read_is_refused_for_good(
 
 
 @pytest.mark.parametrize("target", ["bob/merge", "nobody/merge", "Ada/merge"])
-def test_a_namespace_of_someone_else_is_refused_before_anything_is_sent(job: Publication, target: str):
+def test_a_namespace_of_someone_else_is_refused_before_anything_is_sent(job, target):
     with pytest.raises(PermissionDeniedError, match="cannot write to this namespace") as caught:
         job.publish(name=target)
     assert caught.value.code == "E_PERMISSION"
@@ -183,14 +177,12 @@ def test_a_namespace_of_someone_else_is_refused_before_anything_is_sent(job: Pub
     assert not job.api.repo_exists("bob/merge")
 
 
-def test_an_organisation_that_one_may_write_to_is_a_namespace(job: Publication):
+def test_an_organisation_that_one_may_write_to_is_a_namespace(job):
     job.name = job.name.replace("ada/", "zoo/")
     assert job.publish().commit == job.head()
 
 
-def test_a_token_that_may_only_read_is_refused_also_where_the_repo_is_there(
-    job: Publication, local_hub: LocalHubProcess
-):
+def test_a_token_that_may_only_read_is_refused_also_where_the_repo_is_there(job, local_hub):
     job.api.create_repo(job.name)
     job.hub = Watched(local_hub, "ada_read")
     with pytest.raises(PermissionDeniedError, match="may only read"):
@@ -201,12 +193,12 @@ def test_a_token_that_may_only_read_is_refused_also_where_the_repo_is_there(
 @pytest.mark.parametrize(
     "target", ["merge", "ada/", "/merge", "ada/a/b", "ada/..", "ada/a--b", "ada/<b>", "ada/x y", "ada/x.git"]
 )
-def test_a_target_that_is_no_repo_name_is_refused(job: Publication, target: str):
+def test_a_target_that_is_no_repo_name_is_refused(job, target):
     with pytest.raises(RecipeError, match="not a repo's name"):
         job.publish(name=target)
 
 
-def test_a_repo_deleted_in_the_middle_is_not_made_anew(job: Publication):
+def test_a_repo_deleted_in_the_middle_is_not_made_anew(job):
     def delete() -> None:
         job.api.delete_repo(job.name)
         raise TransientHubError("503")
@@ -218,7 +210,7 @@ def test_a_repo_deleted_in_the_middle_is_not_made_anew(job: Publication):
     assert not job.api.repo_exists(job.name)
 
 
-def test_bytes_that_the_hub_has_are_not_sent_again(job: Publication, monkeypatch: pytest.MonkeyPatch):
+def test_bytes_that_the_hub_has_are_not_sent_again(job, monkeypatch):
     sent: list[str] = []
     upload = lfs._upload_single_part
 
@@ -236,7 +228,7 @@ def test_bytes_that_the_hub_has_are_not_sent_again(job: Publication, monkeypatch
     assert sent == [p.name for p in job.shards]
 
 
-def test_the_progress_of_every_shard_follows_the_shards_before_it(job: Publication, monkeypatch: pytest.MonkeyPatch):
+def test_the_progress_of_every_shard_follows_the_shards_before_it(job, monkeypatch):
     noting, preupload = Watching(), job.hub.preupload
 
     def halfway(repo: str, path: Path, file: str, *, sha256: str | None, sent: Callable[[int], None]) -> Any:
@@ -252,7 +244,7 @@ def test_the_progress_of_every_shard_follows_the_shards_before_it(job: Publicati
     assert noting.told == [*((stage, done, whole) for stage, done in expected), ("commit", 0, 0)]
 
 
-def test_a_shard_that_is_not_what_its_manifest_says_is_refused_before_the_repo_is_made(job: Publication):
+def test_a_shard_that_is_not_what_its_manifest_says_is_refused_before_the_repo_is_made(job):
     job.shards[1].write_bytes(b"\0" + job.shards[1].read_bytes()[1:])
     for _ in ("another byte", "gone"):
         with pytest.raises(CorruptError, match=job.shards[1].name):
@@ -262,7 +254,7 @@ def test_a_shard_that_is_not_what_its_manifest_says_is_refused_before_the_repo_i
     assert job.hub.commits == 0
 
 
-def test_a_manifest_without_measure_is_foreign_content(job: Publication, monkeypatch: pytest.MonkeyPatch):
+def test_a_manifest_without_measure_is_foreign_content(job, monkeypatch):
     own = json.dumps({"identity": IDENTITY}).encode()
     job.api.create_repo(job.name)
     job.add("hubmerge.json", own)
@@ -272,15 +264,13 @@ def test_a_manifest_without_measure_is_foreign_content(job: Publication, monkeyp
         job.publish()
 
 
-def test_the_manifest_of_as_many_agents_and_layers_as_there_are_is_known_again() -> None:
+def test_the_manifest_of_as_many_agents_and_layers_as_there_are_is_known_again():
     labels = [f"some-agent-of-the-org-{k}" for k in range(32)]
     one, two = (len(json_file(report_of(labels, layers=n).to_json())) for n in (1, 2))
     assert one + 125 * 1.2 * (two - one) < MAX_MANIFEST_BYTES  # real figures have more digits
 
 
-def test_what_the_target_takes_as_a_plain_file_stays_for_the_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_target_takes_as_a_plain_file_stays_for_the_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(upload, "ensure_target", lambda hub, target, identity: TargetState("empty"))
     hub: Any = SimpleNamespace(
         breakable=lambda: hub,

@@ -30,19 +30,19 @@ from hubmerge.output.scores import (
 
 
 @pytest.mark.parametrize(("hits", "samples"), [(0, 20), (1, 20), (81, 263), (15, 148), (500, 500)])
-def test_a_task_s_interval_is_wilson_s_so_that_all_right_or_all_wrong_is_no_certainty(hits: int, samples: int) -> None:
+def test_a_task_s_interval_is_wilson_s_so_that_all_right_or_all_wrong_is_no_certainty(hits, samples):
     expected = binomtest(hits, samples).proportion_ci(0.95, method="wilson")
     got = score_interval(hits / samples, samples)
     assert (got.low, got.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
-def test_newcombe_s_published_difference() -> None:
+def test_newcombe_s_published_difference():
     # Newcombe 1998, table II, example (a): 56/70 − 48/80, method 10
     got = difference(score_interval(56 / 70, 70), score_interval(48 / 80, 80))
     assert (round(got.low, 4), round(got.high, 4)) == (0.0524, 0.3339)
 
 
-def test_a_stated_error_can_widen_but_not_narrow() -> None:
+def test_a_stated_error_can_widen_but_not_narrow():
     plain = score_interval(0.5, 100)
     assert score_interval(0.5, 100, 0.0) == plain
     wide = score_interval(0.5, 100, 0.1)  # 0.25 / 0.01 = 25 independent prompts
@@ -51,7 +51,7 @@ def test_a_stated_error_can_widen_but_not_narrow() -> None:
     )
 
 
-def test_the_mean_of_two_tasks_by_hand() -> None:
+def test_the_mean_of_two_tasks_by_hand():
     a, b = Estimate(0.4, 0.3, 0.6), Estimate(0.8, 0.4, 0.9)
     got = mean([a, b])
     assert got.value == pytest.approx(0.6)
@@ -60,12 +60,12 @@ def test_the_mean_of_two_tasks_by_hand() -> None:
 
 
 @given(st.floats(0, 1), st.integers(1, 10**6), st.none() | st.floats(0, 1))
-def test_an_interval_holds_its_value_and_stays_within_bounds(value: float, samples: int, stderr: float | None) -> None:
+def test_an_interval_holds_its_value_and_stays_within_bounds(value, samples, stderr):
     got = score_interval(value, samples, stderr)
     assert 0 <= got.low <= got.value <= got.high <= 1
 
 
-def test_the_mean_s_interval_covers_the_truth_about_95_times_in_100() -> None:
+def test_the_mean_s_interval_covers_the_truth_about_95_times_in_100():
     draw, truth, covered = random.Random(7), (0.3, 0.9), 0
     for _ in range(2000):
         tasks = [score_interval(sum(draw.random() < p for _ in range(60)) / 60, 60) for p in truth]
@@ -83,7 +83,7 @@ def row_of(results: list[EvaluationResult], model: str = "org/merge") -> Row:
     return found
 
 
-def test_the_family_s_skills_by_hand() -> None:
+def test_the_family_s_skills_by_hand():
     # math: base 0.20, best 0.60, merge 0.66; code: 0.30, 0.80, 0.72; at instruction nobody is above the base
     row = row_of(family())
     math_skill, code = row.skills.skills
@@ -96,14 +96,14 @@ def test_the_family_s_skills_by_hand() -> None:
 
 
 @pytest.mark.parametrize("missing", range(3))
-def test_nothing_is_said_until_every_parent_is_scored(missing: int) -> None:
+def test_nothing_is_said_until_every_parent_is_scored(missing):
     results = family()
     del results[missing]
     row = row_of(results)
     assert (row.skills, row.skills_rank) == (None, None)
 
 
-def test_nothing_is_said_of_a_parent_that_lacks_one_task() -> None:
+def test_nothing_is_said_of_a_parent_that_lacks_one_task():
     suites = {"math": 0.6, "code": 0.7}
     results = [result(p["id"], p["sha"][0], {d: 0.3}, suite=d) for p in PARENTS for d in suites]
     results += [result("org/merge", "e", {d: v}, suite=d, parents=PARENTS) for d, v in suites.items()]
@@ -111,14 +111,14 @@ def test_nothing_is_said_of_a_parent_that_lacks_one_task() -> None:
     assert row_of(results[1:]).skills is None
 
 
-def test_a_parent_within_chance_of_the_base_has_no_skill() -> None:
+def test_a_parent_within_chance_of_the_base_has_no_skill():
     parents = [result(p["id"], p["sha"][0], {"math": v}) for p, v in zip(PARENTS, (0.50, 0.60, 0.40), strict=True)]
     row = row_of([*parents, result("org/merge", "e", {"math": 0.62}, parents=PARENTS)])
     assert row.skills.text == "no parent above the base"  # 60 against 50 of 100 is within chance
     assert row.skills_rank is None
 
 
-def test_a_skill_of_which_little_is_left_is_not_kept() -> None:
+def test_a_skill_of_which_little_is_left_is_not_kept():
     lost = row_of(family(scores={"math": 0.38, "instruction": 0.5, "code": 0.72})).skills
     assert lost.text == "1 of 2 skills: 45% of the gain in math, 84% in code"
     below = row_of(family(scores={"math": 0.10, "instruction": 0.5, "code": 0.72})).skills
@@ -127,14 +127,14 @@ def test_a_skill_of_which_little_is_left_is_not_kept() -> None:
     assert hardly.text == "1 of 2 skills: 0% of the gain in math, 84% in code"  # and no −0%
 
 
-def test_just_half_of_a_gain_is_kept_whatever_floats_make_of_it() -> None:
+def test_just_half_of_a_gain_is_kept_whatever_floats_make_of_it():
     own, best, base = (score_interval(value, 1000) for value in (0.5, 0.8, 0.2))
     gain = gain_kept(own, best, base)
     assert gain.value < 0.5 == pytest.approx(gain.value, abs=1e-12)
     assert Skill("gsm8k", "math", "org/math", gain, "c" * 40).kept
 
 
-def test_equal_mean_gains_share_a_rank_whatever_floats_make_of_them() -> None:
+def test_equal_mean_gains_share_a_rank_whatever_floats_make_of_them():
     scores = ({"math": 0.2, "code": 0.2}, {"math": 0.8, "code": 0.2}, {"math": 0.2, "code": 0.8})
     results = [result(p["id"], p["sha"][0], s, samples=400) for p, s in zip(PARENTS, scores, strict=True)]
     for name, values in (("a", (0.0, 0.2)), ("b", (0.05, 0.15))):
@@ -142,14 +142,14 @@ def test_equal_mean_gains_share_a_rank_whatever_floats_make_of_them() -> None:
     assert [row_of(results, f"me/{name}").skills_rank for name in "ab"] == [1, 1]
 
 
-def test_means_of_equal_sums_are_no_synergy() -> None:
+def test_means_of_equal_sums_are_no_synergy():
     own, theirs = (mean([score_interval(v, 100) for v in values]) for values in ((0, 0.1, 0.2), (0, 0, 0.3)))
     assert own.value > theirs.value == pytest.approx(own.value, abs=1e-12)
     line = domain_line("math", own, [ParentLine("base", "org/base", "b" * 40, 1.0, "scored", {"math": theirs})])
     assert (line.synergy, line.verdict) == (False, NO_DIFFERENCE)
 
 
-def test_one_trained_agent_beside_a_random_adapter_does_not_top_the_column() -> None:
+def test_one_trained_agent_beside_a_random_adapter_does_not_top_the_column():
     """Neither by an agent that is good at everything: what one parent brings alone is no merit of a merge."""
     tasks = ("math", "code", "tool", "memory")
 
@@ -178,7 +178,7 @@ def test_one_trained_agent_beside_a_random_adapter_does_not_top_the_column() -> 
     assert ranks == {"of-two": 1, "with-noise": 2, "forgot-one": 3}
 
 
-def test_two_commits_of_one_repo_are_two_parents_whose_skills_a_merge_combines() -> None:
+def test_two_commits_of_one_repo_are_two_parents_whose_skills_a_merge_combines():
     parents = [parent("org/base", "b", "base"), parent("org/agent", "c"), parent("org/agent", "d")]
     scores = ({"math": 0.2, "code": 0.3}, {"math": 0.6, "code": 0.3}, {"math": 0.2, "code": 0.8})
     results = [result(p["id"], p["sha"][0], s) for p, s in zip(parents, scores, strict=True)]
@@ -187,9 +187,7 @@ def test_two_commits_of_one_repo_are_two_parents_whose_skills_a_merge_combines()
 
 
 @given(SCORES, SCORES, SCORES)
-def test_an_interval_ends_where_that_of_the_difference_to_a_share_of_the_gain_reaches_0(
-    own: Estimate, best: Estimate, base: Estimate
-) -> None:
+def test_an_interval_ends_where_that_of_the_difference_to_a_share_of_the_gain_reaches_0(own, best, base):
     assume(difference(best, base).low > 0)
     got = gain_kept(own, best, base)
     assert math.isfinite(got.low)
@@ -209,7 +207,7 @@ def test_an_interval_ends_where_that_of_the_difference_to_a_share_of_the_gain_re
 
 
 @pytest.mark.parametrize(("own", "best", "base"), [(0.6, 0.7, 0.2), (0.3, 0.8, 0.3), (0.9, 0.85, 0.5)])
-def test_the_interval_covers_the_truth_about_95_times_in_100(own: float, best: float, base: float) -> None:
+def test_the_interval_covers_the_truth_about_95_times_in_100(own, best, base):
     draw, covered = random.Random(5), 0
 
     def measured(truth: float) -> Estimate:
@@ -221,7 +219,7 @@ def test_the_interval_covers_the_truth_about_95_times_in_100(own: float, best: f
     assert 0.93 <= covered / 1500 <= 0.98
 
 
-def test_the_card_says_the_same_as_the_board() -> None:
+def test_the_card_says_the_same_as_the_board():
     parents = [Parent(p["role"], p["id"], "hub", p["id"], p["sha"], "main", "mit", False, False, 1.0) for p in PARENTS]
     rows = [
         {"task": t.task, "metric": t.metric, "value": t.value, "samples": t.samples, "domain": t.domain, "model": model}

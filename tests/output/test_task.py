@@ -98,7 +98,7 @@ def test_what_every_class_of_transformers_is_for():
 
 
 @pytest.mark.parametrize("use", _USES)
-def test_every_snippet_is_python_for_any_place_and_imports_what_there_is(use: str):
+def test_every_snippet_is_python_for_any_place_and_imports_what_there_is(use):
     for where in ("org/name", 'a"b\\', "\n"):
         nodes = [*ast.walk(ast.parse(snippet(Task(use), where)))]
         assert [n.value for n in nodes if isinstance(n, ast.Constant) and n.value == where] == [where]
@@ -135,7 +135,7 @@ def test_a_class_that_nobody_knows_gets_no_tag_and_is_only_loaded():
         ("NewForCausalLM", {}, "text-generation"),
     ],
 )
-def test_a_new_class_is_told_by_its_name_and_parts(name: str, config: dict[str, Any], use: str):
+def test_a_new_class_is_told_by_its_name_and_parts(name, config, use):
     assert task_of({**config, "architectures": [name]}).use == use
 
 
@@ -156,7 +156,7 @@ def test_a_new_class_is_told_by_its_name_and_parts(name: str, config: dict[str, 
         ("Strange", "no-such-task", None),
     ],
 )
-def test_the_bases_card_may_say_a_narrower_task_and_no_other(name: str, stated: object, tag: str | None):
+def test_the_bases_card_may_say_a_narrower_task_and_no_other(name, stated, tag):
     assert task_of({"architectures": [name]}, stated=stated).pipeline_tag == tag
 
 

@@ -30,7 +30,7 @@ def _find(*folders: Path, python: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-def test_a_stub_and_an_old_version_are_passed_over_even_where_they_hide_a_fit_one_of_their_name(tmp_path: Path) -> None:
+def test_a_stub_and_an_old_version_are_passed_over_even_where_they_hide_a_fit_one_of_their_name(tmp_path):
     _place(tmp_path / "shims", "python3.11", STUB)
     _place(tmp_path / "shims", "python3.13", STUB)
     _place(tmp_path / "old", "python3", OLD)
@@ -39,7 +39,7 @@ def test_a_stub_and_an_old_version_are_passed_over_even_where_they_hide_a_fit_on
     assert (found.stdout, found.stderr, found.returncode) == (fit + "\n", "", 0)
 
 
-def test_the_python_that_is_named_is_taken_or_refused(tmp_path: Path) -> None:
+def test_the_python_that_is_named_is_taken_or_refused(tmp_path):
     _place(tmp_path / "bin", "python3.11", FIT)
     other = _place(tmp_path / "other", "mine", FIT)
     assert _find(tmp_path / "bin", python=other).stdout == other + "\n"
@@ -48,7 +48,7 @@ def test_the_python_that_is_named_is_taken_or_refused(tmp_path: Path) -> None:
     assert "is no Python from 3.11 to 3.14" in refused.stderr
 
 
-def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
+def test_what_is_missing_is_said_in_one_line(tmp_path):
     _place(tmp_path / "bin", "python3", OLD)
     nothing = _find(tmp_path / "bin")
     assert nothing.returncode == 1
@@ -61,6 +61,6 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["python3.11", "python3.12", "python3.13", "python3.14", "python3", "python"])
-def test_any_name_of_a_fit_python_will_do(tmp_path: Path, name: str) -> None:
+def test_any_name_of_a_fit_python_will_do(tmp_path, name):
     fit = _place(tmp_path / "bin", name, FIT)
     assert _find(tmp_path / "bin").stdout == fit + "\n"

@@ -40,19 +40,19 @@ def _ranges() -> dict[str, list[Requirement]]:
     return stated
 
 
-def test_every_range_holds_what_is_pinned() -> None:
+def test_every_range_holds_what_is_pinned():
     pins = {**_requirements("constraints.txt"), **_requirements("requirements.txt")}
     for name, requirements in _ranges().items():
         for requirement in requirements:
             assert requirement.specifier.contains(_pin(pins[name])), f"{requirement} and {pins[name]}"
 
 
-def test_evaluations_get_no_xxhash_that_refuses_lighteval_s_strings() -> None:
+def test_evaluations_get_no_xxhash_that_refuses_lighteval_s_strings():
     [requirement] = _ranges()["xxhash"]
     assert not requirement.specifier.contains("4.1.0")
 
 
-def test_tests_install_what_the_space_does_but_for_torch() -> None:
+def test_tests_install_what_the_space_does_but_for_torch():
     pinned, constrained, ours = map(_requirements, ("requirements.txt", "constraints.txt", "requirements-dev.txt"))
     assert pinned.keys() & ours.keys() == {"torch"}
     assert "torch" not in constrained
@@ -60,13 +60,13 @@ def test_tests_install_what_the_space_does_but_for_torch() -> None:
     assert differing == set()
 
 
-def test_every_pinned_package_is_one_that_the_core_or_an_extra_needs() -> None:
+def test_every_pinned_package_is_one_that_the_core_or_an_extra_needs():
     assert _requirements("requirements.txt").keys() - _ranges().keys() <= RESOLVER_ONLY
     assert set(EXTRAS["all"]) & {"hubmerge[gpu,lora,eval,app]"}
 
 
 @pytest.mark.parametrize("extra", MODULES)
-def test_an_extras_modules_are_those_of_its_packages(extra: str) -> None:
+def test_an_extras_modules_are_those_of_its_packages(extra):
     packages = importlib.metadata.packages_distributions()
     requirements = map(Requirement, EXTRAS[extra])
     stated = {canonicalize_name(r.name) for r in requirements if r.marker is None}  # on every Python
@@ -85,7 +85,7 @@ def test_an_extras_modules_are_those_of_its_packages(extra: str) -> None:
     ],
     ids=["gradio-space", "image", "oldest"],
 )
-def test_what_a_space_installs_resolves(python: str, beside: tuple[str, ...]) -> None:
+def test_what_a_space_installs_resolves(python, beside):
     pinned = _requirements("requirements.txt")
     asked = "\n".join(("-r requirements.txt", *beside)).format(gradio=_pin(pinned["gradio"]))
     command = "pip compile - --quiet --no-header --no-annotate --no-python-downloads --python-version"
@@ -96,7 +96,7 @@ def test_what_a_space_installs_resolves(python: str, beside: tuple[str, ...]) ->
     assert len(found) > 150
 
 
-def test_the_core_is_about_ten_packages_none_of_which_runs_models_or_pages() -> None:
+def test_the_core_is_about_ten_packages_none_of_which_runs_models_or_pages():
     core = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
     assert len(core) <= 12
     assert core.isdisjoint({"torch", "gradio", "lighteval", "transformers", "pandas", "starlette", "sqlalchemy"})

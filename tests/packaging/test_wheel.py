@@ -59,7 +59,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     shutil.rmtree(home)
 
 
-def test_the_wheel_has_the_licence_the_types_and_the_examples_and_no_tests(wheel: Path) -> None:
+def test_the_wheel_has_the_licence_the_types_and_the_examples_and_no_tests(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
@@ -87,7 +87,7 @@ def test_the_wheel_has_the_licence_the_types_and_the_examples_and_no_tests(wheel
 
 
 @pytest.mark.timeout(600)
-def test_the_core_merges_in_a_fresh_environment_without_a_package_of_an_extra(python: Path, tmp_path: Path) -> None:
+def test_the_core_merges_in_a_fresh_environment_without_a_package_of_an_extra(python, tmp_path):
     def run(*arguments: str, code: int = 0) -> str:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         environment |= {"PATH": str(python.parent), "XDG_CACHE_HOME": str(tmp_path)}  # no compiler: it was built before

@@ -64,7 +64,7 @@ def merged(folder: Path, *folders: Path, **fields: Any) -> dict[str, T]:
 # --- what a refusal says ------------------------------------------------------------------------------------------
 
 
-def test_the_line_that_the_refusal_says_is_the_one_that_helps(tmp_path: Path, base: Path, plain: Path):
+def test_the_line_that_the_refusal_says_is_the_one_that_helps(tmp_path, base, plain):
     ppo, old = agent(tmp_path / "ppo", 1, HEAD), agent(tmp_path / "old", 2, INV_FREQ)
     listed = refused(base, ppo, old, plain)
     assert len(listed) == 2
@@ -83,7 +83,7 @@ def test_the_line_that_the_refusal_says_is_the_one_that_helps(tmp_path: Path, ba
 @pytest.mark.parametrize(
     ("more", "line"), [(INV_FREQ, "*.rotary_emb.inv_freq"), (FURTHER, "model.layers.2.*")], ids=["buffers", "a layer"]
 )
-def test_what_only_the_base_has_is_kept_by_the_line(tmp_path: Path, plain: Path, more: dict[str, T], line: str):
+def test_what_only_the_base_has_is_kept_by_the_line(tmp_path, plain, more, line):
     base = write_model(tmp_path / "buffers", {**BASE, **more}, config=llama_config(BASE))
     listed = refused(base, plain, agent(tmp_path / "a", 1))
     assert all("To keep the base's" in text for text in listed)
@@ -93,7 +93,7 @@ def test_what_only_the_base_has_is_kept_by_the_line(tmp_path: Path, plain: Path,
     assert kept == dict.fromkeys(more, ("copy", "F32")), "a buffer keeps its dtype, whatever the output's"
 
 
-def test_another_model_is_not_explained_away(tmp_path: Path, base: Path, plain: Path):
+def test_another_model_is_not_explained_away(tmp_path, base, plain):
     deeper = {n.replace("layers.1", "layers.2"): t for n, t in BASE.items() if "layers.1" in n}
     listed = refused(base, agent(tmp_path / "deep", 1, deeper), plain)
     assert not any("into the recipe" in text for text in listed)
@@ -108,7 +108,7 @@ def test_another_model_is_not_explained_away(tmp_path: Path, base: Path, plain: 
         assert not any("into the recipe" in text for text in refused(base, *agents))
 
 
-def test_no_line_helps_where_a_name_stands_for_a_tensor_of_all_models_too(tmp_path: Path):
+def test_no_line_helps_where_a_name_stands_for_a_tensor_of_all_models_too(tmp_path):
     """A pattern is held against names without PEFT's wrapper, too."""
     wrapped = {f"base_model.model.{name}": t for name, t in BASE.items()}
     base, one, two = (
@@ -120,9 +120,7 @@ def test_no_line_helps_where_a_name_stands_for_a_tensor_of_all_models_too(tmp_pa
 
 
 @pytest.mark.parametrize("wrapper", ["", "base_model.model."])
-def test_an_adapter_that_was_saved_beside_its_weights_is_not_to_be_ignored(
-    tmp_path: Path, base: Path, plain: Path, wrapper: str
-):
+def test_an_adapter_that_was_saved_beside_its_weights_is_not_to_be_ignored(tmp_path, base, plain, wrapper):
     """It is all that the agent has learned, and PEFT's wrapper keeps it apart from the weights."""
     module = Q.removesuffix(".weight")
     a, b = lora((16, 16))
@@ -139,9 +137,7 @@ def test_an_adapter_that_was_saved_beside_its_weights_is_not_to_be_ignored(
     assert line_in(listed) == ["v_head.*"], "what helps with the other agent is said all the same"
 
 
-def test_a_layer_of_an_adapter_that_has_another_name_in_the_files_is_to_be_merged_by_peft(
-    tmp_path: Path, base: Path, plain: Path
-):
+def test_a_layer_of_an_adapter_that_has_another_name_in_the_files_is_to_be_merged_by_peft(tmp_path, base, plain):
     """PEFT names layers as the class does; where it adapts one it may store that whole, too."""
     name = "output.weight"
     full = {f"base_model.model.{name.removesuffix('weight')}base_layer.weight": BASE["lm_head.weight"]}
@@ -159,7 +155,7 @@ def test_a_layer_of_an_adapter_that_has_another_name_in_the_files_is_to_be_merge
 # --- what it means ------------------------------------------------------------------------------------------------
 
 
-def test_ignored_parts_of_the_base_are_its_bits_and_are_not_counted(tmp_path: Path, base: Path, plain: Path):
+def test_ignored_parts_of_the_base_are_its_bits_and_are_not_counted(tmp_path, base, plain):
     """Whatever an agent has in their place."""
     ignored = {n for n in BASE if ".mlp." in n or n in ("model.norm.weight", "lm_head.weight", Q)}
     odd = {"lm_head.weight": tensor(np.ones((7, 3))), Q: tensor(np.ones((16, 16)), "I64")}
@@ -177,7 +173,7 @@ def test_ignored_parts_of_the_base_are_its_bits_and_are_not_counted(tmp_path: Pa
     assert "9 tensors kept unchanged by" in card
 
 
-def test_an_ignored_tensor_may_have_any_shape_and_dtype_in_an_agent(tmp_path: Path, base: Path, plain: Path):
+def test_an_ignored_tensor_may_have_any_shape_and_dtype_in_an_agent(tmp_path, base, plain):
     odd = {"lm_head.weight": tensor(np.ones((7, 3))), Q: tensor(np.ones((16, 16)), "I64")}
     folder = agent(tmp_path / "odd", 1, odd)
     assert len(refused(base, folder, plain)) == 2
@@ -186,7 +182,7 @@ def test_an_ignored_tensor_may_have_any_shape_and_dtype_in_an_agent(tmp_path: Pa
     assert result[Q].same_bits(BASE[Q])
 
 
-def test_names_that_differ_by_a_prefix_are_the_bases(tmp_path: Path, base: Path, plain: Path):
+def test_names_that_differ_by_a_prefix_are_the_bases(tmp_path, base, plain):
     bare = {n.removeprefix("model."): t for n, t in sparse_agent(BASE, 0.2, 1).items()}
     folder = write_model(tmp_path / "bare", {**bare, **HEAD}, config=llama_config(BASE))
     plan = plan_of(base, folder, plain, ignore=["model.layers.0.self_attn.*", "v_head.*"])
@@ -194,7 +190,7 @@ def test_names_that_differ_by_a_prefix_are_the_bases(tmp_path: Path, base: Path,
     assert copied == {n for n in BASE if n.startswith("model.layers.0.self_attn.")}
 
 
-def test_an_adapter_that_changes_what_is_ignored_changes_the_rest(tmp_path: Path, base: Path, plain: Path):
+def test_an_adapter_that_changes_what_is_ignored_changes_the_rest(tmp_path, base, plain):
     factors = {"base_model.model.v_head.summary.weight": tensor(np.ones((1, 16)), "F32")}
     for seed, module in enumerate(("q_proj", "k_proj")):
         factors |= pair(f"model.layers.0.self_attn.{module}", *lora((16, 16), seed=seed))
@@ -208,7 +204,7 @@ def test_an_adapter_that_changes_what_is_ignored_changes_the_rest(tmp_path: Path
     assert not np.array_equal(f32(result[Q]), f32(BASE[Q]))
 
 
-def test_an_ignored_part_of_an_fp8_base_is_what_its_scales_say(tmp_path: Path, plain: Path):
+def test_an_ignored_part_of_an_fp8_base_is_what_its_scales_say(tmp_path, plain):
     values = tensor(f32(BASE[Q]) * 8, "F8_E4M3")
     scales = {Q: values, f"{Q}_scale": tensor(0.125, "F32")}
     base = write_model(tmp_path / "fp8", {**BASE, **scales}, config=llama_config(BASE))
@@ -216,7 +212,7 @@ def test_an_ignored_part_of_an_fp8_base_is_what_its_scales_say(tmp_path: Path, p
     assert np.array_equal(f32(result[Q]), f32(tensor(f32(values) * 0.125, "BF16")))
 
 
-def test_patterns_of_everything_and_of_nothing_are_told(base: Path, plain: Path, tmp_path: Path):
+def test_patterns_of_everything_and_of_nothing_are_told(base, plain, tmp_path):
     other = agent(tmp_path / "a", 1)
     assert any("`ignore` names every tensor" in t for t in refused(base, plain, other, ignore=["*"]))
     plan = plan_of(base, plain, other, ignore=["vhead.*", "lm_head.weight"])
@@ -240,12 +236,12 @@ def test_patterns_of_everything_and_of_nothing_are_told(base: Path, plain: Path,
         ({"a": 1}, "must be a list of patterns"),
     ],
 )
-def test_patterns_that_cannot_be_are_refused(value: Any, words: str):
+def test_patterns_that_cannot_be_are_refused(value, words):
     with pytest.raises(RecipeError, match=re.escape(words)):
         recipe_from_dict({"base": "org/b", "agents": ["org/a"], "method": "ram", "ignore": value})
 
 
-def test_it_is_part_of_the_identity_only_where_it_is_given(base: Path, plain: Path, tmp_path: Path):
+def test_it_is_part_of_the_identity_only_where_it_is_given(base, plain, tmp_path):
     folders = base, plain, agent(tmp_path / "a", 1)
     without = plan_of(*folders)
     assert plan_of(*folders, ignore=[]).identity == without.identity
@@ -259,9 +255,7 @@ def test_variants_of_a_sweep_share_it():
     assert {r.ignore for _, r in sweep_from_dict(shared).variants} == {("v_head.*",)}
 
 
-def test_an_agent_that_only_changed_what_is_ignored_is_not_called_the_base(
-    tmp_path: Path, base: Path, plain: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_an_agent_that_only_changed_what_is_ignored_is_not_called_the_base(tmp_path, base, plain, capsys):
     other = write_model(tmp_path / "other", {**BASE, Q: sparse_agent(BASE, 0.2, 1)[Q]}, config=llama_config(BASE))
     path = tmp_path / "r.yaml"
     path.write_text(recipe(base, plain, other, ignore=[Q]).to_yaml())

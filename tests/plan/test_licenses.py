@@ -35,7 +35,7 @@ def summary(decision: LicenseDecision) -> tuple[str, str | None, tuple[str, ...]
         (["gemma", "mit"], "gemma"),
     ],
 )
-def test_the_strictest_input_wins(inputs: list[str], expected: str):
+def test_the_strictest_input_wins(inputs, expected):
     decision = strictest(inputs)
     assert decision.id == expected
     assert not decision.needs_choice
@@ -54,7 +54,7 @@ def test_the_strictest_input_wins(inputs: list[str], expected: str):
         (["apache-2.0", "cc-by-4.0"], "apache-2.0-and-cc-by-4.0"),
     ],
 )
-def test_licenses_that_do_not_include_each_other_become_other_and_are_all_named(inputs: list[str], name: str):
+def test_licenses_that_do_not_include_each_other_become_other_and_are_all_named(inputs, name):
     decision = strictest(inputs)
     assert (decision.id, decision.name) == ("other", name)
     with pytest.raises(RecipeError, match="do not allow"):
@@ -64,7 +64,7 @@ def test_licenses_that_do_not_include_each_other_become_other_and_are_all_named(
 
 
 @pytest.mark.parametrize("stated", [None, "", "license", "qwen", "unknown", "other", "cc", "mit\n---\n<script>"])
-def test_an_unclear_license_is_a_question_and_never_a_default(stated: str | None):
+def test_an_unclear_license_is_a_question_and_never_a_default(stated):
     decision = strictest(["apache-2.0", stated])
     assert decision.needs_choice
     assert decision.id == "unknown"
@@ -76,7 +76,7 @@ def test_an_unclear_license_is_a_question_and_never_a_default(stated: str | None
 
 
 @pytest.mark.parametrize("stated", sorted(NO_DERIVATIVES))
-def test_a_license_that_forbids_derivatives_is_refused(stated: str):
+def test_a_license_that_forbids_derivatives_is_refused(stated):
     with pytest.raises(RecipeError, match="forbids derivatives"):
         strictest(["mit", stated])
     with pytest.raises(RecipeError, match="forbids derivatives"):
@@ -91,7 +91,7 @@ def test_a_license_that_forbids_derivatives_is_refused(stated: str):
     ("listed", "expected"),
     [(["MIT"], "mit"), (["apache-2.0", "cc-by-nc-4.0"], "cc-by-nc-4.0"), (["mit", "license"], "unknown")],
 )
-def test_every_license_that_a_card_lists_binds(listed: list[str], expected: str):
+def test_every_license_that_a_card_lists_binds(listed, expected):
     assert strictest(["mit", stated_license({"license": listed})]).id == expected
 
 
@@ -103,7 +103,7 @@ def test_a_card_that_lists_thousands_of_names_is_a_short_question():
 
 
 @pytest.mark.parametrize("card", [{}, {"license": []}, {"license": [None]}, {"license": 3}, {"license": ""}])
-def test_a_card_without_a_license_s_name_states_none(card: dict[str, object]):
+def test_a_card_without_a_license_s_name_states_none(card):
     assert stated_license(card) is None
 
 
@@ -154,7 +154,7 @@ def test_a_text_that_a_card_names_itself_is_asked_about_by_its_name_and_keeps_it
         ("terms-and-conditions", (), "terms-and-conditions"),
     ],
 )
-def test_licenses_within_a_name_of_one_s_own_bind_the_choice(name: str, binding: tuple[str, ...], terms: str):
+def test_licenses_within_a_name_of_one_s_own_bind_the_choice(name, binding, terms):
     decision = strictest([stated_license({"license": "other", "license_name": name})])
     assert decision.needs_choice
     assert decision.binding == binding
@@ -196,26 +196,26 @@ def test_covering_is_a_partial_order():
         ("bsd", "gpl-3.0"),
     ],
 )
-def test_what_a_gnu_license_must_not_take_up_stays_beside_it(free: str, gnu: str):
+def test_what_a_gnu_license_must_not_take_up_stays_beside_it(free, gnu):
     assert not covers(gnu, free)
     assert strictest([free, gnu]).id == "other"
 
 
 @given(several, st.randoms(use_true_random=False))
-def test_the_order_and_number_of_the_inputs_do_not_matter(inputs: list[str], random: object):
+def test_the_order_and_number_of_the_inputs_do_not_matter(inputs, random):
     shuffled = list(inputs)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert summary(strictest(inputs)) == summary(strictest(shuffled)) == summary(strictest(inputs * 2))
 
 
 @given(several, several)
-def test_licenses_may_be_decided_in_groups(first: list[str], second: list[str]):
+def test_licenses_may_be_decided_in_groups(first, second):
     grouped = strictest([*strictest(first).binding, *strictest(second).binding])
     assert summary(grouped) == summary(strictest([*first, *second]))
 
 
 @given(several)
-def test_a_decision_is_never_more_permissive_than_any_input(inputs: list[str]):
+def test_a_decision_is_never_more_permissive_than_any_input(inputs):
     decision = strictest(inputs)
     for stated in inputs:
         if decision.id == "other":
@@ -226,7 +226,7 @@ def test_a_decision_is_never_more_permissive_than_any_input(inputs: list[str]):
 
 
 @given(several, known)
-def test_a_choice_is_never_more_permissive_than_any_input(inputs: list[str], chosen: str):
+def test_a_choice_is_never_more_permissive_than_any_input(inputs, chosen):
     try:
         decision = choose(strictest([*inputs, None]), chosen)
     except RecipeError:

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from time import process_time
 from typing import Any
 
 import pytest
 from builders import random_base, sparse_agent, tensor, write_model
-from plan_helpers import (
-    BASE,
-    CONFIG,
-    NOWHERE,
-    SHAPES,
-    A,
-    B,
-    assert_laid_out,
-    model,
-    plan,
-    plan_of,
-    problems,
-    refused,
-)
+from plan_helpers import BASE, CONFIG, NOWHERE, SHAPES, A, B, assert_laid_out, model, plan, plan_of, problems, refused
 
 from hubmerge.errors import IncompatibleError
 from hubmerge.hub.names import FileInfo
@@ -88,7 +74,7 @@ BAD: dict[str, tuple[Model, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_an_agent_that_does_not_fit_is_named_with_its_reason(name: str):
+def test_an_agent_that_does_not_fit_is_named_with_its_reason(name):
     agent, words = BAD[name]
     (problem,) = problems(BASE, A, B, agent)
     assert words in problem
@@ -135,7 +121,7 @@ def test_a_base_of_integers_alone_is_refused():
 
 
 @pytest.mark.parametrize("end", ["", "._data"])  # the second as optimum-quanto writes it
-def test_weights_of_integers_are_refused_before_they_are_fetched_though_no_config_calls_them_quantized(end: str):
+def test_weights_of_integers_are_refused_before_they_are_fetched_though_no_config_calls_them_quantized(end):
     plain, positions = "model.layers.0.mlp.up_proj.weight", "model.position_ids"
     weight = plain + end
 
@@ -230,9 +216,7 @@ WRITTEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("old", "new"), WRITTEN.values(), ids=WRITTEN)
-def test_settings_that_versions_of_transformers_write_differently_are_the_same(
-    old: dict[str, Any], new: dict[str, Any]
-):
+def test_settings_that_versions_of_transformers_write_differently_are_the_same(old, new):
     base, same = model("org/base", config=old), model("org/a", config=new)
     assert plan(base, same, model("org/b", config=old)).warnings == ()
 
@@ -251,9 +235,7 @@ def test_settings_that_versions_of_transformers_write_differently_are_the_same(
         ),
     ],
 )
-def test_an_agent_that_computes_otherwise_with_the_same_weights_is_told(
-    ours: dict[str, Any], theirs: dict[str, Any], told: list[str]
-):
+def test_an_agent_that_computes_otherwise_with_the_same_weights_is_told(ours, theirs, told):
     base, agent = model("org/base", config={**ROPE, **ours}), model("org/a", config={**ROPE, **theirs})
     warnings = plan(base, agent, model("org/b", config=base.config)).warnings
     assert [w.split(" in config.json differs from the base")[0] for w in warnings] == [f"org/a: {key}" for key in told]
@@ -347,7 +329,7 @@ def test_models_of_one_name_get_labels_that_differ():
     assert (named_like_its_base.base_label, named_like_its_base.labels) == ("org/agent", ("a", "lab/agent"))
 
 
-def test_folders_that_hold_the_same_bytes_are_refused(tmp_path: Path):
+def test_folders_that_hold_the_same_bytes_are_refused(tmp_path):
     base = random_base(0)
     weights = (base, sparse_agent(base, 0.2, 1), base, sparse_agent(base, 0.2, 1))
     folders = [write_model(tmp_path / str(k), tensors) for k, tensors in enumerate(weights)]
@@ -363,7 +345,7 @@ def test_folders_that_hold_the_same_bytes_are_refused(tmp_path: Path):
 
 @pytest.mark.parametrize(("dtype", "agents_dtype", "shown"), [("F64", "F64", "F64"), ("I64", "BF16", "BF16")])
 def test_a_tensor_of_a_dtype_that_cannot_be_merged_is_refused_with_the_line_that_keeps_the_base_s(
-    tmp_path: Path, dtype: str, agents_dtype: str, shown: str
+    tmp_path, dtype, agents_dtype, shown
 ):
     """As OneFormer stores a scale of its loss, and trainers cast positions with the weights."""
     base = {**random_base(0), "criterion.x": tensor(1, dtype)}

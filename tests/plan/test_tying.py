@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,9 +54,7 @@ MERGED: dict[str, tuple[tuple[Model, Model, Model], Mapping[str, Any], list[str]
 
 
 @pytest.mark.parametrize(("given", "names", "told"), MERGED.values(), ids=MERGED)
-def test_a_tied_head_is_merged_and_counted_once(
-    given: tuple[Model, Model, Model], names: Mapping[str, Any], told: list[str]
-):
+def test_a_tied_head_is_merged_and_counted_once(given, names, told):
     made = plan(*given)
     assert names_of(made) == list(names)
     assert [w for w in made.warnings if "tie_word_embeddings" not in w] == told
@@ -65,7 +62,7 @@ def test_a_tied_head_is_merged_and_counted_once(
 
 
 @pytest.mark.parametrize("config", [UNTIED, SILENT], ids=["untied", "silent"])
-def test_a_tied_agents_embedding_stands_for_its_missing_head(config: dict[str, Any]):
+def test_a_tied_agents_embedding_stands_for_its_missing_head(config):
     agent = (SHAPES, TIED if config is UNTIED else SILENT)
     made = plan(*models((WITH_HEAD, config), (WITH_HEAD, config), agent))
     assert [i.entry.name for t in made.tensors() if t.name == HEAD for i in t.inputs] == [HEAD, HEAD, EMBEDDING]
@@ -117,15 +114,13 @@ REFUSED: dict[str, tuple[tuple[Model, Model, Model], str]] = {
 
 
 @pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
-def test_a_head_that_does_not_fit_is_refused(given: tuple[Model, Model, Model], said: str):
+def test_a_head_that_does_not_fit_is_refused(given, said):
     (problem,) = problems(*given)
     assert said in problem
 
 
 @pytest.mark.parametrize("differing", [0, 1, 2], ids=["base", "first agent", "second agent"])
-def test_a_head_whose_values_differ_from_the_tied_embedding_is_refused_before_a_shard_is_done(
-    tmp_path: Path, differing: int
-):
+def test_a_head_whose_values_differ_from_the_tied_embedding_is_refused_before_a_shard_is_done(tmp_path, differing):
     """transformers 5 loads both then, and ties copies of equal values alone."""
     folders = []
     base = random_base(0)
@@ -159,7 +154,7 @@ T5 = {**UNTIED, "architectures": ["T5ForConditionalGeneration"]}
 @pytest.mark.parametrize(
     ("config", "kept"), [(TIED, []), (T5, ["lm_head.weight"])], ids=["with the head", "but for the head"]
 )
-def test_copies_of_a_shared_table_that_not_all_models_store_are_merged_once(config: dict[str, Any], kept: list[str]):
+def test_copies_of_a_shared_table_that_not_all_models_store_are_merged_once(config, kept):
     """As old checkpoints of T5 and BART have them; a copy that stayed the base's would be loaded as another table."""
     plain = {**SHARED, **dict.fromkeys(kept, (8, 4))}
     made = plan(*models(({**COPIES, **SHARED}, config), (plain, config), (plain, config)))
@@ -188,7 +183,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize("holders", [(0,), (1,), (1, 2), (0, 2)], ids=str)
 @pytest.mark.parametrize("ignore", [False, True], ids=["", "ignored"])
 @pytest.mark.parametrize("copy", ELSEWHERE)
-def test_a_copy_of_any_name_that_not_all_models_store_is_merged_once(copy: str, ignore: bool, holders: tuple[int, ...]):
+def test_a_copy_of_any_name_that_not_all_models_store_is_merged_once(copy, ignore, holders):
     """The advice was to ignore it; a copy that stayed the base's would be loaded as another table."""
     source, shape = ELSEWHERE[copy]
     plain = {source: shape, "encoder.layer.0.dense.weight": (4, 4)}

@@ -59,7 +59,7 @@ def test_yaml_in_and_out_is_the_same_recipe():
 
 
 @pytest.mark.parametrize("method", sorted(registry()))
-def test_every_method_survives_yaml_with_its_defaults_written_out(method: str):
+def test_every_method_survives_yaml_with_its_defaults_written_out(method):
     first = recipe(method=method)
     assert from_yaml(first.to_yaml()) == first
     defaults = registry()[method].parse_parameters({}).model_dump(mode="json", exclude_none=True)
@@ -96,7 +96,7 @@ def test_wrong_parameters_are_named_beside_other_faults():
 
 
 @pytest.mark.parametrize("missing", ["base", "agents", "method"])
-def test_a_missing_field_is_named(missing: str):
+def test_a_missing_field_is_named(missing):
     (problem,) = refused({key: value for key, value in CONTENT.items() if key != missing}).problems
     assert problem.where == f"r.yaml → {missing}"
 
@@ -112,7 +112,7 @@ def test_a_missing_field_is_named(missing: str):
         {"parameters": {1: 2}},
     ],
 )
-def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any]):
+def test_a_field_of_the_wrong_kind_is_refused(changes):
     refused({**CONTENT, **changes})
 
 
@@ -137,19 +137,19 @@ def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any]):
         *("org\0/x", "./x\0y", "órg/x", "org/x?y=1", "org/x#y", "org%2Fx"),
     ],
 )
-def test_a_model_that_is_neither_a_hub_id_nor_a_folder_is_refused(name: str):
+def test_a_model_that_is_neither_a_hub_id_nor_a_folder_is_refused(name):
     refused({**CONTENT, "base": name})
 
 
 @pytest.mark.parametrize("folder", ["./a", "../a", "/a/b", "~/a", "a/b/c", "./org/x@main"])
-def test_a_path_is_a_folder(folder: str):
+def test_a_path_is_a_folder(folder):
     model = recipe(base=folder).base
     assert (model.id, model.revision, model.local) == (folder, None, True)
     assert str(model) == folder
 
 
 @pytest.mark.parametrize("revision", ["main", "refs/pr/3", "v1.0", "a" * 40, "feature/x_y-z"])
-def test_branches_tags_and_commits_are_revisions(revision: str):
+def test_branches_tags_and_commits_are_revisions(revision):
     assert recipe(base=f"org/base@{revision}").base.revision == revision
 
 
@@ -210,7 +210,7 @@ def test_the_identity_changes_with_every_field():
         "base: org/base\nagents: [org/a, org/b]\nmethod: ram\nparameters:\nrounding:\nignore: []\n",
     ],
 )
-def test_the_identity_does_not_change_with_the_spelling(spelled: str):
+def test_the_identity_does_not_change_with_the_spelling(spelled):
     assert identity(from_yaml(spelled)) == identity()
     assert identity(recipe(ignore=["y", "x", "x"])) == identity(recipe(ignore=["x", "y"]))
 
@@ -232,14 +232,14 @@ def test_a_pinned_recipe_names_every_hub_model_at_its_sha():
 
 
 @pytest.mark.parametrize("named", ["base", "org/base", "org/b"])
-def test_the_tokenizer_is_that_of_the_same_model_after_all_are_pinned(named: str):
+def test_the_tokenizer_is_that_of_the_same_model_after_all_are_pinned(named):
     first = recipe(tokenizer=named)
     pinned = recipe_from_dict(first.pinned(BASE, AGENTS).to_dict())
     assert first.tokenizer_of == pinned.tokenizer_of == (2 if named == "org/b" else 0)
     assert identity(first) == identity(pinned) != identity()
 
 
-def test_the_tokenizer_is_that_of_the_same_model_where_its_name_means_a_folder(tmp_path: Path):
+def test_the_tokenizer_is_that_of_the_same_model_where_its_name_means_a_folder(tmp_path):
     (tmp_path / "org" / "b").mkdir(parents=True)
     path = tmp_path / "r.yaml"
     path.write_text(recipe(tokenizer="org/b").to_yaml())
@@ -280,12 +280,12 @@ def test_the_tokenizer_is_that_of_the_same_model_where_its_name_means_a_folder(t
         ("x" * (MAX_RECIPE_BYTES + 1), "too long"),
     ],
 )
-def test_yaml_that_is_no_plain_data_is_refused(text: str, words: str):
+def test_yaml_that_is_no_plain_data_is_refused(text, words):
     assert words in str(refused(text))
 
 
 @pytest.mark.parametrize("more", [{"\ud800": 1}, {"parameters": {"r\ud800": []}}])
-def test_half_a_character_in_a_key_is_refused(more: dict[str, object]):
+def test_half_a_character_in_a_key_is_refused(more):
     refusal = str(refused({**CONTENT, "method": "ram_plus", **more}))
     assert "half a character" in refusal
     assert refusal.isprintable()
@@ -323,13 +323,11 @@ _scalars = st.one_of(
         max_leaves=12,
     )
 )
-def test_plain_data_survives_yaml(data: Any):
+def test_plain_data_survives_yaml(data):
     assert load_plain_yaml(dump_plain_yaml({"data": data})) == {"data": data}
 
 
-def test_a_file_that_cannot_be_read_or_is_in_another_encoding_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_a_file_that_cannot_be_read_or_is_in_another_encoding_is_refused(monkeypatch, tmp_path):
     broken = tmp_path / "broken.yaml"
     broken.write_bytes(b"base: \xff\xfe")
     with (tmp_path / "written").open("w") as unreadable:
@@ -339,7 +337,7 @@ def test_a_file_that_cannot_be_read_or_is_in_another_encoding_is_refused(
                 load_recipe(path)
 
 
-def test_paths_begin_at_the_file_and_of_a_pipe_at_the_working_folder(tmp_path: Path):
+def test_paths_begin_at_the_file_and_of_a_pipe_at_the_working_folder(tmp_path):
     path = tmp_path / "good.yaml"
     path.write_text(FULL)
     assert load_recipe(path).folder == tmp_path
@@ -390,7 +388,7 @@ NOTHING = "every agent has the weight 0, so that nothing would be merged"
         *(({"calibration": {**ROWS, "max_pairs": n}}, "this must be a valid integer", "") for n in (True, "8", 8.0)),
     ],
 )
-def test_what_is_wrong_is_one_problem_in_words_of_the_recipe(change: dict[Any, object], what: str, step: str):
+def test_what_is_wrong_is_one_problem_in_words_of_the_recipe(change, what, step):
     [problem] = refused({**CONTENT, **change}).problems
     assert problem.what == what
     assert problem.next_step.startswith(step)
@@ -420,7 +418,7 @@ def varying(weight: Any = 1.0, method: str = "ties", parameters: Any = None, own
         ([{"layers": [0, 4], "value": 1}], [{"layers": [0, 4], "value": 1.0}]),
     ],
 )
-def test_a_weight_over_layers_or_by_rules_survives_yaml_and_is_one_number_where_it_says_so(written: Any, read: Any):
+def test_a_weight_over_layers_or_by_rules_survives_yaml_and_is_one_number_where_it_says_so(written, read):
     recipe = recipe_from_dict(varying(written))
     again = from_yaml(recipe.to_yaml())
     assert again.to_dict() == recipe.to_dict()
@@ -454,7 +452,7 @@ def test_a_weight_over_layers_or_by_rules_survives_yaml_and_is_one_number_where_
         (varying(own={"density": [0.5, 1]}), "density must be one value for all tensors"),
     ],
 )
-def test_what_cannot_differ_or_is_no_number_is_refused(content: dict[str, Any], said: str):
+def test_what_cannot_differ_or_is_no_number_is_refused(content, said):
     with pytest.raises(RecipeError) as caught:
         recipe_from_dict(content)
     assert said in str(caught.value)

@@ -109,7 +109,7 @@ def test_what_the_machine_cannot_hold_is_refused_before_a_weight_is_fetched(reci
     assert not list((tmp_path / "work").rglob("*.safetensors"))
 
 
-def test_the_need_is_that_of_the_weights_the_sums_and_every_result(recipe: dict[str, Any], hub: Hub) -> None:
+def test_the_need_is_that_of_the_weights_the_sums_and_every_result(recipe, hub):
     plan = planned(recipe, hub).plan
     floats = plan.elements
     assert plan.agents[0].weight_bytes == pytest.approx(2 * floats, rel=0.02)

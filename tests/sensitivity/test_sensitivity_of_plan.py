@@ -161,7 +161,7 @@ def test_what_ignore_names_needs_no_sensitivity(data, tmp_path):
     assert all(torch.equal(found[name], plain[name]) for name in plain)
 
 
-def test_a_merge_of_the_same_tokens_takes_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_of_the_same_tokens_takes_what_was_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "1 + 1 =", "answer": "2"}])
 
@@ -272,9 +272,7 @@ def test_rows_that_are_read_apart_are_those_read_here(hub, publish, ada, data):
     ],
     ids=["rows", "format", "split"],
 )
-def test_what_cannot_be_used_has_its_reason(
-    hub: Hub, publish: Callable[..., str], files: Mapping[str, bytes], reason: str
-) -> None:
+def test_what_cannot_be_used_has_its_reason(hub, publish, files, reason):
     with pytest.raises(HubmergeError, match=reason):
         read(publish(files), hub)
 
@@ -327,9 +325,7 @@ def test_private_data_is_told_of_by_no_public_merge_unless_somebody_says_so_outr
     assert prepared(Target("ada/merged-by-private-rows", private=False, expose=True)) == (True, True)
 
 
-def test_another_tokenizer_is_another_merge_and_takes_none(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_tokenizer_is_another_merge_and_takes_none(data, tmp_path, monkeypatch):
     monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
     agent = tmp_path / "agent"
     shutil.copytree(ZOO / "math", agent)

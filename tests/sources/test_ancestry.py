@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import HfApi
 from source_helpers import on_hub
 
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo
 from hubmerge.sources.ancestry import MAX_ANCESTORS, MAX_GENERATIONS, Ancestor, ancestors_in, stated_ancestors
-from localhub.process import LocalHubProcess
 
 CARD = {"base_model": ["org/base", "org/one"]}
 PARENTS = [
@@ -41,17 +38,13 @@ FROM_THE_CARD = (Ancestor("org/base"), Ancestor("org/one"))
         ({"license": "mit"}, json.dumps({"parents": PARENTS}), ()),
     ],
 )
-def test_a_model_s_ancestors_are_its_report_s_else_its_card_s(
-    card: dict[str, Any], report: str | None, wanted: tuple[Ancestor, ...]
-):
+def test_a_model_s_ancestors_are_its_report_s_else_its_card_s(card, report, wanted):
     content = (report or "").encode()
     files = {} if report is None else {"hubmerge.json": FileInfo("hubmerge.json", len(content))}
     assert stated_ancestors(card, files, lambda path, most: content[:most]) == wanted
 
 
-def test_a_public_model_names_its_ancestors_and_a_private_one_none(
-    local_hub: LocalHubProcess, ada: HfApi, folder: Path
-):
+def test_a_public_model_names_its_ancestors_and_a_private_one_none(local_hub, ada, folder):
     (folder / "README.md").write_text("---\nbase_model: [org/base, org/one]\nbase_model_relation: merge\n---\n")
     (folder / "hubmerge.json").write_text(json.dumps({"parents": PARENTS}))
     ada.create_repo("ada/made")

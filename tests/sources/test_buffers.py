@@ -32,7 +32,7 @@ def address(array: NDArray[Any]) -> int:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
 @pytest.mark.parametrize("size", [0, 1, buffers.SMALLEST // 8, MB, MB + 3])
-def test_an_array_is_like_numpys(size: int, dtype: type[np.generic]):
+def test_an_array_is_like_numpys(size, dtype):
     array = buffers.empty((2, size), dtype)
     assert array.shape == (2, size)
     assert array.dtype == dtype
@@ -63,7 +63,7 @@ def test_living_arrays_never_share_memory():
 
 @pytest.mark.parametrize("position", [0, 8, 4096, 12_346, 4095])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
-def test_a_placed_array_lies_in_its_page_as_in_its_file(position: int, dtype: type[np.generic]):
+def test_a_placed_array_lies_in_its_page_as_in_its_file(position, dtype):
     for _ in range(3):
         with buffers.placed(position):
             array = buffers.empty(MB, dtype)
@@ -82,7 +82,7 @@ def test_no_more_than_a_few_pieces_wait():
     assert not buffers._free
 
 
-def test_a_lack_of_memory_is_told_as_numpy_tells_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_lack_of_memory_is_told_as_numpy_tells_it(monkeypatch):
     """An OSError would be taken for the disk's, or for a mistake of ours."""
 
     def refuse(*_: int, **__: int) -> None:
@@ -103,7 +103,7 @@ def test_memory_takes_what_is_written_and_no_more_however_the_kernel_sees_huge_p
     assert psutil.Process().memory_info().rss - held < 8 * MB
 
 
-def test_a_kernel_without_huge_pages_is_good_enough(monkeypatch: pytest.MonkeyPatch):
+def test_a_kernel_without_huge_pages_is_good_enough(monkeypatch):
     class Plain(mmap.mmap):
         def madvise(self, *_: int) -> None:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))

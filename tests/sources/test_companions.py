@@ -170,7 +170,7 @@ RICH = {
 }
 
 
-def test_no_license_text_takes_the_place_of_another(tmp_path: Path):
+def test_no_license_text_takes_the_place_of_another(tmp_path):
     """As where agents of a merge are merged into it once more."""
     of_base = {"LICENSE": b"base", "licenses/A/LICENSE": b"of the base's parent"}
     of_a = {"LICENSE": "© a".encode("latin-1"), "licenses/LICENSE": b"of a's parent"}
@@ -179,7 +179,7 @@ def test_no_license_text_takes_the_place_of_another(tmp_path: Path):
     assert {name: content for name, content in files.items() if "LICENSE" in name} == kept
 
 
-def test_code_in_a_processors_settings_goes_and_is_told(tmp_path: Path):
+def test_code_in_a_processors_settings_goes_and_is_told(tmp_path):
     code = {"auto_map": {"AutoProcessor": "evil.Evil"}, "patch_size": 14, "image_processor": {"auto_map": {"x": "e.E"}}}
     files, notes = files_of(plan_of(tmp_path, {"processor_config.json": json.dumps(code).encode()}))
     assert json.loads(files["processor_config.json"]) == {"patch_size": 14, "image_processor": {}}
@@ -187,7 +187,7 @@ def test_code_in_a_processors_settings_goes_and_is_told(tmp_path: Path):
     assert "auto_map" in notes[0]
 
 
-def test_a_file_that_is_not_what_its_name_says_stays_behind(tmp_path: Path):
+def test_a_file_that_is_not_what_its_name_says_stays_behind(tmp_path):
     starts = (b"\x80\x04\x95", b"PK\x03\x04", b"\x7fELF", b"#!/bin/sh")
     odd = {f"{n}.model": start + b"x" * 20 for n, start in enumerate(starts)}
     files, notes = files_of(plan_of(tmp_path, {**odd, "chat_template.jinja": b"\xff\xfe{{ x }}"}))
@@ -199,7 +199,7 @@ def test_a_file_that_is_not_what_its_name_says_stays_behind(tmp_path: Path):
     ]
 
 
-def test_what_stays_behind_is_named_with_the_reason(tmp_path: Path):
+def test_what_stays_behind_is_named_with_the_reason(tmp_path):
     code = (f"m{n}.py" for n in range(9))
     names = ("pytorch_model.bin", "onnx/model.onnx", "onnx/decoder.onnx", "wav/a.npy", "notes.yaml", "README.md")
     odd = dict.fromkeys((*code, *names, ".gitattributes"), b"")
@@ -223,7 +223,7 @@ def test_the_bases_tokenizer_stays_behind_where_the_merge_keeps_another():
     )
 
 
-def test_an_agent_s_other_files_are_named(tmp_path: Path):
+def test_an_agent_s_other_files_are_named(tmp_path):
     theirs = {**RICH, "preprocessor_config.json": b"{}", "spiece.model": b"another", "extra.jinja": b"x"}
     plan = plan_of(tmp_path, RICH, RICH, theirs)
     agent = tmp_path / "b"
@@ -234,7 +234,7 @@ def test_an_agent_s_other_files_are_named(tmp_path: Path):
     assert {name: files_of(plan)[0][name] for name in RICH} == RICH
 
 
-def test_a_chat_template_that_is_lost_is_told_whatever_file_it_stands_in(tmp_path: Path):
+def test_a_chat_template_that_is_lost_is_told_whatever_file_it_stands_in(tmp_path):
     def config(template: Any, **more: Any) -> dict[str, bytes]:
         return {"tokenizer_config.json": json.dumps({"chat_template": template, **more}).encode()}
 
@@ -269,16 +269,14 @@ def test_a_chat_template_that_is_lost_is_told_whatever_file_it_stands_in(tmp_pat
         ({"eos_token_id": [2, 7]}, {"temperature": 0.6}, ""),
     ],
 )
-def test_an_agent_that_ends_its_answers_elsewhere_than_the_merge_will_is_told(
-    tmp_path: Path, base: Any, agent: Any, told: str
-):
+def test_an_agent_that_ends_its_answers_elsewhere_than_the_merge_will_is_told(tmp_path, base, agent, told):
     files = ({} if g is None else {"generation_config.json": json.dumps(g).encode()} for g in (base, agent))
     [*said] = plan_of(tmp_path, *files, {}, config={"eos_token_id": 2}).warnings
     assert len(said) == bool(told)
     assert told in "".join(said)
 
 
-def test_files_that_git_lfs_did_not_fetch_are_refused_by_name(tmp_path: Path):
+def test_files_that_git_lfs_did_not_fetch_are_refused_by_name(tmp_path):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 30000\n"
     error = refused(tmp_path, {"tokenizer.json": pointer, "LICENSE": pointer, "pytorch_model.bin": pointer}, {})
     assert error.code == "E_FORMAT"
@@ -330,7 +328,7 @@ def sized(sizes: Mapping[str, int]) -> Model:
         ({f"additional_chat_templates/{n}.jinja": 1 for n in range(1001)}, "too many files"),
     ],
 )
-def test_a_bomb_of_files_is_refused_before_anything_is_fetched(sizes: Mapping[str, int], said: str):
+def test_a_bomb_of_files_is_refused_before_anything_is_fetched(sizes, said):
     problems = select_companions(sized(sizes), (), ()).problems
     assert [p.code for p in problems] == ["E_TOO_BIG"]
     assert said in str(problems[0])
@@ -342,7 +340,7 @@ def test_a_license_of_more_than_a_megabyte_is_named_and_left_out():
     assert "org/base: LICENSE is too large to be copied; see it there" in found.warnings
 
 
-def test_the_files_are_part_of_the_disk_budget_and_of_the_prediction(tmp_path: Path):
+def test_the_files_are_part_of_the_disk_budget_and_of_the_prediction(tmp_path):
     plan = plan_of(tmp_path, {"spiece.model": b"x"})
     huge = replace(plan, companions=replace(plan.companions, files=(replace(plan.companions.files[0], size=2**30),)))
     for uploaded in (True, False):
@@ -362,7 +360,7 @@ FOLDERS = [("base", "additional_chat_templates"), ("base", "qformer_tokenizer")]
 
 
 @pytest.mark.parametrize(("whose", "name"), [*LINKS, *FOLDERS])
-def test_a_link_out_of_a_folder_is_refused_and_its_content_is_nowhere(tmp_path: Path, whose: str, name: str):
+def test_a_link_out_of_a_folder_is_refused_and_its_content_is_nowhere(tmp_path, whose, name):
     secret = tmp_path / "secret"
     if (whose, name) in FOLDERS:
         secret.mkdir()
@@ -379,7 +377,7 @@ def test_a_link_out_of_a_folder_is_refused_and_its_content_is_nowhere(tmp_path: 
     assert "the secret" not in str(caught.value)
 
 
-def test_a_file_that_became_a_link_after_the_plan_is_not_followed(tmp_path: Path):
+def test_a_file_that_became_a_link_after_the_plan_is_not_followed(tmp_path):
     plan = plan_of(tmp_path, {"LICENSE": b"mine"})
     (tmp_path / "secret").write_text("the secret")
     (tmp_path / "base" / "LICENSE").unlink()
@@ -388,7 +386,7 @@ def test_a_file_that_became_a_link_after_the_plan_is_not_followed(tmp_path: Path
         files_of(plan)
 
 
-def test_links_that_stay_in_the_folder_and_unused_ones_do_no_harm(tmp_path: Path):
+def test_links_that_stay_in_the_folder_and_unused_ones_do_no_harm(tmp_path):
     folder = write_model(tmp_path / "base", BASE, files={"text": b"MIT"})
     (folder / "LICENSE").symlink_to("text")
     (folder / "run.log").symlink_to(tmp_path / "elsewhere")
@@ -398,7 +396,7 @@ def test_links_that_stay_in_the_folder_and_unused_ones_do_no_harm(tmp_path: Path
     assert select_companions(model, (), ()).problems == ()
 
 
-def test_a_snapshot_of_the_clients_cache_is_a_folder_like_any_other(tmp_path: Path):
+def test_a_snapshot_of_the_clients_cache_is_a_folder_like_any_other(tmp_path):
     repo = tmp_path / "models--org--name"
     whole = write_model(repo / "whole", BASE, files={"LICENSE": b"MIT"})
     snapshot = repo / "snapshots" / "0123"
@@ -414,7 +412,7 @@ def test_a_snapshot_of_the_clients_cache_is_a_folder_like_any_other(tmp_path: Pa
     assert read_inside(snapshot, "LICENSE", 3) == b"MIT"
 
 
-def test_a_folder_of_very_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_of_very_many_files_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("hubmerge.sources.folder._MAX_FILES", 3)
     for n in range(4):
         (tmp_path / str(n)).touch()
@@ -444,7 +442,7 @@ DENSE = {
 }
 
 
-def test_what_is_data_goes_along_byte_for_byte(tmp_path: Path):
+def test_what_is_data_goes_along_byte_for_byte(tmp_path):
     """With the modules that all models share, or of which an agent has none."""
     whole = {**RICH, **DENSE}
     plan = plan_of(tmp_path, whole, whole, RICH)
@@ -454,7 +452,7 @@ def test_what_is_data_goes_along_byte_for_byte(tmp_path: Path):
     assert (notes, plan.warnings) == ([], ())
 
 
-def test_an_agent_that_trained_another_module_is_refused(tmp_path: Path):
+def test_an_agent_that_trained_another_module_is_refused(tmp_path):
     theirs = {**DENSE, "2_Dense/model.safetensors": WEIGHTS[:-1] + b"\t"}
     error = refused(tmp_path, DENSE, DENSE, theirs)
     assert isinstance(error, IncompatibleError)
@@ -465,7 +463,7 @@ def test_an_agent_that_trained_another_module_is_refused(tmp_path: Path):
     assert "one that the base does not have" in str(refused(tmp_path / "2", added, DENSE))
 
 
-def test_an_adapter_s_repo_that_trained_another_module_is_refused(tmp_path: Path):
+def test_an_adapter_s_repo_that_trained_another_module_is_refused(tmp_path):
     """sentence-transformers' `add_adapter` leaves the other modules trainable and saves them beside the adapter."""
     base = write_model(tmp_path / "base", BASE, files=DENSE)
     factors = pair("model.layers.0.mlp.up_proj", *lora((24, 16)))
@@ -497,9 +495,7 @@ def test_files_of_equal_sizes_on_the_hub_are_told_by_what_it_states_of_them():
 
 
 @pytest.mark.parametrize("pickled", ["base", "agent"])
-def test_a_module_that_is_only_there_as_a_pickle_is_refused_with_the_command_that_converts_it(
-    tmp_path: Path, pickled: str
-):
+def test_a_module_that_is_only_there_as_a_pickle_is_refused_with_the_command_that_converts_it(tmp_path, pickled):
     old = {n.replace("model.safetensors", "pytorch_model.bin"): c for n, c in DENSE.items()}
     error = refused(tmp_path, *((old, {}) if pickled == "base" else (DENSE, {}, old)))
     assert "a module whose weights are a pickle" in str(error)
@@ -514,12 +510,12 @@ def test_a_module_that_is_only_there_as_a_pickle_is_refused_with_the_command_tha
 
 
 @pytest.mark.parametrize("foreign", ["custom_st.Transformer", "os.system", "sentence_transformers", "a--b.C"])
-def test_a_module_of_the_repos_own_code_is_refused(tmp_path: Path, foreign: str):
+def test_a_module_of_the_repos_own_code_is_refused(tmp_path, foreign):
     error = refused(tmp_path, {"modules.json": modules(foreign)})
     assert "modules that need the repo's own code" in str(error)
     assert "merge a copy of the base without modules.json" in str(error)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]", b'{"a": 1}', b"[" * 100_000])
-def test_a_list_of_modules_that_is_none_is_refused(tmp_path: Path, content: bytes):
+def test_a_list_of_modules_that_is_none_is_refused(tmp_path, content):
     assert "modules.json that does not list modules" in str(refused(tmp_path, {"modules.json": content}))

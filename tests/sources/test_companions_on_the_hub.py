@@ -63,7 +63,7 @@ def dense(value: float) -> bytes:
 FILES = {**RICH, **DENSE, "2_Dense/model.safetensors": dense(1.0), "LICENSE": b"MIT"}
 
 
-def test_every_companion_of_a_repo_is_in_the_repo_of_the_merge(repos: Repos):
+def test_every_companion_of_a_repo_is_in_the_repo_of_the_merge(repos):
     repos.upload(FILES, FILES, FILES)
     work = repos.folder / "work"
     options = StreamOptions(backend="eager")
@@ -76,7 +76,7 @@ def test_every_companion_of_a_repo_is_in_the_repo_of_the_merge(repos: Repos):
     assert (card.library_name, card.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
 
 
-def test_another_module_of_an_agent_is_told_by_its_hash_and_not_fetched(repos: Repos):
+def test_another_module_of_an_agent_is_told_by_its_hash_and_not_fetched(repos):
     repos.upload(FILES, FILES, {**FILES, "2_Dense/model.safetensors": dense(2.0)})
     with pytest.raises(IncompatibleError, match="another module beside the model") as caught:
         repos.prepare()
@@ -91,7 +91,7 @@ def test_another_module_of_an_agent_is_told_by_its_hash_and_not_fetched(repos: R
         ("tokenizer_config.json", b'{"chat_template": "%d"}', "the chat template in tokenizer_config.json"),
     ],
 )
-def test_another_template_of_the_same_size_is_told(repos: Repos, name: str, content: bytes, said: str):
+def test_another_template_of_the_same_size_is_told(repos, name, content, said):
     """A file of its own by its id."""
     one, two = ({name: content % n} for n in (1, 2))
     repos.upload(one, one, two)

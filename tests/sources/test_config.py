@@ -98,7 +98,7 @@ def test_what_is_harmless_is_kept_as_it_is():
 
 
 @pytest.mark.parametrize("key", [*CODE, *PLACES])
-def test_what_names_code_or_a_place_is_left_out_at_any_depth_and_named(key: str):
+def test_what_names_code_or_a_place_is_left_out_at_any_depth_and_named(key):
     hostile = {key: {**CODE, **PLACES}[key], "kept": 1}
     within: list[tuple[str, dict[str, Any]]] = [
         (key, hostile),
@@ -201,9 +201,7 @@ MERGED: dict[str, tuple[dict[str, Any], list[str], dict[str, Any], tuple[str, ..
 
 
 @pytest.mark.parametrize(("config", "dtypes", "kept", "left_out"), MERGED.values(), ids=MERGED)
-def test_what_is_kept_of_a_config(
-    config: dict[str, Any], dtypes: list[str], kept: dict[str, Any], left_out: tuple[str, ...]
-):
+def test_what_is_kept_of_a_config(config, dtypes, kept, left_out):
     assert merged_config(config, dtypes) == (kept, left_out)
 
 
@@ -230,7 +228,7 @@ def test_options_do_not_read_as_places():
     ],
     ids=["text", "key", "depth"],
 )
-def test_no_text_key_or_depth_takes_long_or_breaks_the_check(config: dict[str, Any]):
+def test_no_text_key_or_depth_takes_long_or_breaks_the_check(config):
     begin = process_time()
     kept, left_out = merged_config(config, [])
     assert {*kept, *left_out} == {*config}
@@ -258,7 +256,7 @@ FILES: list[tuple[bytes, bytes | None, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("content", "clean", "left_out"), FILES, ids=range(len(FILES)))
-def test_a_file_comes_back_clean_or_not_at_all(content: bytes, clean: bytes | None, left_out: tuple[str, ...]):
+def test_a_file_comes_back_clean_or_not_at_all(content, clean, left_out):
     assert without_code(content) == (clean, left_out)
 
 
@@ -306,7 +304,7 @@ DESCRIBED: list[tuple[dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("keys", "problem"), DESCRIBED, ids=range(len(DESCRIBED)))
-def test_a_base_that_its_config_describes_only_with_other_files_is_refused(keys: dict[str, Any], problem: str | None):
+def test_a_base_that_its_config_describes_only_with_other_files_is_refused(keys, problem):
     assert problems(keys) == ([] if problem is None else [problem])
 
 

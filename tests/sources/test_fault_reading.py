@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -12,14 +11,14 @@ from hubmerge.errors import CorruptError, HubmergeError, HubUnavailableError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared
 from hubmerge.sources.header import header_length
-from localhub.fault_rules import FaultSwitch, Observe, Reset, StaleHead, Status, WholeFile, WrongByte
+from localhub.fault_rules import Observe, Reset, StaleHead, Status, WholeFile, WrongByte
 
 AGENT = "ada/one"
 SHARD = f"/{AGENT}/resolve/[0-9a-f]{{40}}/{SHARDS[1]}$"
 HEADERS = 1  # the first read of a shard is that of its header
 
 
-def test_the_merge_is_a_function_of_its_inputs(line: Line):
+def test_the_merge_is_a_function_of_its_inputs(line):
     """So that the comparisons of these tests mean something."""
     assert line.to_folder() == line.undisturbed
     assert {"config.json", "tokenizer.json"} <= line.undisturbed.keys()
@@ -27,9 +26,7 @@ def test_the_merge_is_a_function_of_its_inputs(line: Line):
     assert line.pauses == []
 
 
-def test_a_connection_that_keeps_dropping_is_given_up_and_the_next_run_goes_on_where_it_was(
-    line: Line, switch: FaultSwitch
-):
+def test_a_connection_that_keeps_dropping_is_given_up_and_the_next_run_goes_on_where_it_was(line, switch):
     switch.add(SHARD, Reset(at=10_000), skip=HEADERS, times=None)
     with pytest.raises(HubUnavailableError) as caught:
         line.to_folder()
@@ -52,9 +49,7 @@ ROUTES = [
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_trouble_on_any_reading_route_is_waited_out_as_long_as_the_hub_asks(
-    line: Line, switch: FaultSwitch, route: str
-):
+def test_trouble_on_any_reading_route_is_waited_out_as_long_as_the_hub_asks(line, switch, route):
     for number, fault in enumerate(
         (Status(status=429, retry_after="7"), Status(status=429, rate_limit_reset_s=9), Status(status=503), Reset(at=3))
     ):
@@ -68,9 +63,7 @@ def test_trouble_on_any_reading_route_is_waited_out_as_long_as_the_hub_asks(
 
 
 @pytest.mark.parametrize("skip", [0, HEADERS], ids=["header", "shard"])
-def test_a_whole_file_in_place_of_a_range_is_refused_and_nothing_of_it_is_kept(
-    line: Line, switch: FaultSwitch, skip: int
-):
+def test_a_whole_file_in_place_of_a_range_is_refused_and_nothing_of_it_is_kept(line, switch, skip):
     if skip:  # so that the range does not begin at 0
         switch.add(SHARD, Reset(at=10_000), skip=HEADERS)
     switch.add(SHARD, WholeFile(), skip=2 * skip)
@@ -85,7 +78,7 @@ def test_a_whole_file_in_place_of_a_range_is_refused_and_nothing_of_it_is_kept(
     assert line.to_folder() == line.undisturbed
 
 
-def test_a_wrong_byte_in_a_header_is_refused_or_changes_nothing(line: Line, switch: FaultSwitch, family_folder: Path):
+def test_a_wrong_byte_in_a_header_is_refused_or_changes_nothing(line, switch, family_folder):
     shard = (family_folder / "one" / SHARDS[1]).read_bytes()
     end = 8 + header_length(shard[:8], SHARDS[1])
     sound = line.prepare().plan.agents[0].tensors
@@ -106,7 +99,7 @@ def test_a_wrong_byte_in_a_header_is_refused_or_changes_nothing(line: Line, swit
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_a_wrong_byte_in_a_small_file_is_corrupt(line: Line, switch: FaultSwitch, file: str):
+def test_a_wrong_byte_in_a_small_file_is_corrupt(line, switch, file):
     # a digit or letter into another one, so that the file stays valid JSON
     text = line.hub.read_file("ada/base", line.hub.repo_state("ada/base").sha, file)
     place = next(i for i, c in enumerate(text) if chr(c).isdigit()) if file == "config.json" else text.index(b"unk")
@@ -116,7 +109,7 @@ def test_a_wrong_byte_in_a_small_file_is_corrupt(line: Line, switch: FaultSwitch
     assert line.to_folder() == line.undisturbed
 
 
-def test_a_stale_head_is_pinned_and_merged_as_what_it_is(line: Line, own: Path, switch: FaultSwitch):
+def test_a_stale_head_is_pinned_and_merged_as_what_it_is(line, own, switch):
     """Two repos of which one is seen as it was: the report names that commit, and its files are what was merged."""
     agent = line.recipe["agents"][0]
     older = line.api.list_repo_commits(agent)[0].commit_id
@@ -149,7 +142,7 @@ def planned_from_a_lie(line: Line) -> Prepared:
 
 
 @pytest.mark.parametrize("inputs", [4_000_000, 0], ids=["whole shards", "ranges"])
-def test_a_server_that_lies_about_a_header_alone_is_found_out_before_anything_of_it_is_merged(line: Line, inputs: int):
+def test_a_server_that_lies_about_a_header_alone_is_found_out_before_anything_of_it_is_merged(line, inputs):
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
     prepared = planned_from_a_lie(line)
     with (

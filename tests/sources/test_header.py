@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -37,7 +36,7 @@ def file_of(text: str | bytes) -> bytes:
 
 
 @pytest.mark.parametrize("length", [0, 1, MAX_HEADER_BYTES + 1, 2**31, 2**63, 2**64 - 1])
-def test_an_impossible_header_length_is_refused_before_anything_is_read(length: int):
+def test_an_impossible_header_length_is_refused_before_anything_is_read(length):
     with pytest.raises(HeaderError, match="impossible length") as caught:
         header_length(struct.pack("<Q", length), "x")
     assert caught.value.problems[0].got == str(length)
@@ -136,7 +135,7 @@ def many(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_header_is_refused(name: str):
+def test_a_hostile_header_is_refused(name):
     text, data_bytes = HOSTILE[name]
     with pytest.raises(HeaderError) as caught:
         parse(text, data_bytes)
@@ -172,7 +171,7 @@ def test_names_of_real_checkpoints_are_accepted():
     assert [e.name for e in parse("{" + text + "}", 0).tensors] == names
 
 
-def test_more_tensors_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch):
+def test_more_tensors_than_allowed_are_refused(monkeypatch):
     monkeypatch.setattr("hubmerge.sources.header.MAX_TENSORS", 3)
     assert len(parse(many(3), 0).tensors) == 3
     with pytest.raises(HeaderError, match="too many tensors"):
@@ -270,7 +269,7 @@ def assert_safetensors_agrees(text: str | bytes, data_bytes: int) -> bool:
 @given(_headers, st.sampled_from([0, 1, 2, 4, 8, 12, 16]))
 @example("{}", 0)
 @example('{"a":' + entry(shape="[]", offsets="[0,4]") + "}", 4)
-def test_whatever_is_accepted_safetensors_accepts_alike(text: str, data_bytes: int):
+def test_whatever_is_accepted_safetensors_accepts_alike(text, data_bytes):
     assert_safetensors_agrees(text, data_bytes)
 
 
@@ -288,9 +287,7 @@ _DTYPES += [np.complex64, np.int64, np.int32, np.int16, np.int8, np.uint64, np.u
     ),
     st.dictionaries(st.text(max_size=10), st.text(max_size=20), max_size=3),
 )
-def test_every_file_of_the_reference_writer_is_accepted(
-    tensors: dict[str, tuple[Any, list[int]]], metadata: dict[str, str]
-):
+def test_every_file_of_the_reference_writer_is_accepted(tensors, metadata):
     arrays = {name: np.zeros(shape, dtype) for name, (dtype, shape) in tensors.items()}
     content = save(arrays, metadata=metadata)
     length = header_length(content, "x")
@@ -329,7 +326,7 @@ CheckedCall = Callable[[], object]
         (lambda: parse('{"a":' + entry(shape="[NaN]") + "}"), ("byte 5", "NaN")),
     ],
 )
-def test_an_error_says_which_tensor_and_what_was_found(call: CheckedCall, words: tuple[str, ...]):
+def test_an_error_says_which_tensor_and_what_was_found(call, words):
     with pytest.raises(HeaderError) as caught:
         call()
     assert all(word in str(caught.value) for word in words)

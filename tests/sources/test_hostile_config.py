@@ -60,7 +60,7 @@ OF_A_TOKENIZER = {
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_merge_of_a_hostile_base_holds_none_of_it(tmp_path: Path, asked: list[str]):
+def test_the_merge_of_a_hostile_base_holds_none_of_it(tmp_path, asked):
     """All that does not refuse the base at once, through the whole line."""
     base, *agents = write_parents(tmp_path)
     for name in ("evil.py", "custom_generate/generate.py"):

@@ -31,9 +31,7 @@ def tail(files: ShardFiles, model: Model) -> bytes:
     return bytes(out)
 
 
-def test_a_file_that_is_read_in_parts_is_read_to_its_end_and_not_kept_open(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_that_is_read_in_parts_is_read_to_its_end_and_not_kept_open(model, monkeypatch):
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda file, buffers, offset, *_: preadv(file, [buffers[0][:7]], offset))
     before = os.listdir("/proc/self/fd")
@@ -41,7 +39,7 @@ def test_a_file_that_is_read_in_parts_is_read_to_its_end_and_not_kept_open(
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_file_is_checked_again_when_another_one_lies_in_its_place(model: Model):
+def test_a_file_is_checked_again_when_another_one_lies_in_its_place(model):
     files, path = ShardFiles(), Path(model.ref.id) / model.shards[0]
     tail(files, model)
     other = path.read_bytes().replace(b".q_proj.", b".x_proj.")
@@ -59,9 +57,7 @@ def test_a_file_is_checked_again_when_another_one_lies_in_its_place(model: Model
     ],
 )
 @pytest.mark.parametrize("call", ["open", "preadv", "fstat"])
-def test_a_shard_that_is_gone_is_told_from_a_machine_that_does_not_read(
-    model: Model, monkeypatch: pytest.MonkeyPatch, refusal: int, kind: type[HubmergeError], call: str
-):
+def test_a_shard_that_is_gone_is_told_from_a_machine_that_does_not_read(model, monkeypatch, refusal, kind, call):
     def refuse(*arguments: object, **more: object) -> None:
         raise OSError(refusal, os.strerror(refusal))
 
@@ -76,7 +72,7 @@ def test_a_shard_that_is_gone_is_told_from_a_machine_that_does_not_read(
 
 
 @pytest.mark.slow
-def test_a_merge_of_more_shards_than_files_may_be_open(tmp_path: Path):
+def test_a_merge_of_more_shards_than_files_may_be_open(tmp_path):
     folders = write_parents(tmp_path, shards=20)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(str(recipe_dict(folders[0], folders[1:])))
@@ -110,7 +106,7 @@ COUNT = 300_000  # bytes of a chunk: two requests and a part
     ids=["it is not there", "it is there", "no such question", "not of this file", "a small tensor", "no such flag"],
 )
 def test_the_next_chunk_is_asked_for_where_it_is_large_and_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int | None, count: int, probes: list[int], asked: list[int]
+    tmp_path, monkeypatch, error, count, probes, asked
 ):
     probed: list[int] = []
     hinted: list[tuple[int, int]] = []

@@ -16,7 +16,6 @@ from plan_helpers import NOWHERE, plan_of
 from hubmerge.hub.client import Hub
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from localhub.process import LocalHubProcess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -104,14 +103,14 @@ def assert_read(plan: Plan, store: LocalOrFetched, merged: list[dict[str, NDArra
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_an_adapter_reads_as_peft_merges_it(tmp_path: Path, case: str):
+def test_an_adapter_reads_as_peft_merges_it(tmp_path, case):
     merged = save_family(tmp_path, *CASES[case])
     plan = plan_of(*(tmp_path / n for n in ("base", "agent0", "agent1")))
     assert_read(plan, LocalOrFetched(NOWHERE, tmp_path / "cache"), merged)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_an_adapter_on_the_hub_is_pinned_fetched_and_read(tmp_path: Path, local_hub: LocalHubProcess):
+def test_an_adapter_on_the_hub_is_pinned_fetched_and_read(tmp_path, local_hub):
     merged = save_family(tmp_path, *CASES["linear"])
     ada = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
     names = [f"ada/lora-{n}" for n in ("base", "agent0", "agent1")]

@@ -178,9 +178,7 @@ def added(plan: Plan, name: str) -> dict[int, list[tuple[int, int]]]:
 
 @settings(max_examples=1000, deadline=None)
 @given(families())
-def test_a_plan_of_any_models_is_refused_or_reads_the_rows_that_their_tokenizers_say(
-    family: tuple[dict[str, Any], list[Model]],
-):
+def test_a_plan_of_any_models_is_refused_or_reads_the_rows_that_their_tokenizers_say(family):
     recipe, models = family
     try:
         plan = make_plan(recipe_from_dict(recipe), models[0], models[1:])

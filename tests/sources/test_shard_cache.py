@@ -189,7 +189,7 @@ def hub() -> FolderHub:
     return FolderHub()
 
 
-def test_a_pass_in_order_fetches_each_shard_once_and_keeps_within_the_budget(hub: FolderHub, tmp_path: Path):
+def test_a_pass_in_order_fetches_each_shard_once_and_keeps_within_the_budget(hub, tmp_path):
     models = [in_shards(hub, f"org/m{i}", 6) for i in range(3)]
     budget = 6 * SHARD  # two shards of each model, of 18 in all
     peak = Peak(tmp_path)
@@ -205,7 +205,7 @@ def test_a_pass_in_order_fetches_each_shard_once_and_keeps_within_the_budget(hub
     assert threads_left() == []
 
 
-def test_a_shard_is_deleted_with_its_last_use_in_the_last_pass_and_not_before(hub: FolderHub, tmp_path: Path):
+def test_a_shard_is_deleted_with_its_last_use_in_the_last_pass_and_not_before(hub, tmp_path):
     [model] = models = [in_shards(hub, "org/m", 3)]
     cache = cache_of(hub, tmp_path, models, 10 * SHARD)
     names = [*model.tensors]
@@ -221,7 +221,7 @@ def test_a_shard_is_deleted_with_its_last_use_in_the_last_pass_and_not_before(hu
     assert cache.fetched.hits == 3
 
 
-def test_a_second_pass_refetches_only_what_did_not_fit(hub: FolderHub, tmp_path: Path):
+def test_a_second_pass_refetches_only_what_did_not_fit(hub, tmp_path):
     """Ten shards, room for five: what the first pass can leave is four at least, one place being for the one in use."""
     [model] = models = [in_shards(hub, "org/m", 10)]
     cache = cache_of(hub, tmp_path, models, 5 * SHARD)
@@ -240,7 +240,7 @@ def test_a_second_pass_refetches_only_what_did_not_fit(hub: FolderHub, tmp_path:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_any_layout_order_and_budget_gives_the_right_bytes_within_the_budget(hub: FolderHub, tmp_path: Path, seed: int):
+def test_any_layout_order_and_budget_gives_the_right_bytes_within_the_budget(hub, tmp_path, seed):
     draw = random.Random(seed)
     sizes = {f"t{i:02d}": KB * draw.randint(1, 6) for i in range(draw.randint(3, 14))}
     models = []
@@ -267,9 +267,7 @@ def test_any_layout_order_and_budget_gives_the_right_bytes_within_the_budget(hub
         assert set(hub.downloads.values()) == {1}
 
 
-def test_a_shard_that_exceeds_the_budget_is_read_by_ranges_and_nothing_of_it_lies_on_disk(
-    hub: FolderHub, tmp_path: Path
-):
+def test_a_shard_that_exceeds_the_budget_is_read_by_ranges_and_nothing_of_it_lies_on_disk(hub, tmp_path):
     large = made_model(hub, "org/large", [[("a", 5 * KB + 7), ("b", 9 * KB)]])
     small = made_model(hub, "org/small", [[("a", 5 * KB + 7)], [("b", 9 * KB)]])
     models = [large, small]
@@ -288,9 +286,7 @@ def test_a_shard_that_exceeds_the_budget_is_read_by_ranges_and_nothing_of_it_lie
 
 
 @pytest.mark.parametrize("in_lfs", [True, False])
-def test_a_ranged_shard_with_another_digest_is_corrupt_before_a_byte_of_it_is_used(
-    hub: FolderHub, tmp_path: Path, in_lfs: bool
-):
+def test_a_ranged_shard_with_another_digest_is_corrupt_before_a_byte_of_it_is_used(hub, tmp_path, in_lfs):
     model = made_model(hub, "org/m", [[("a", 9 * KB)]])
     good = hub.contents["org/m", "0.safetensors"]
     if not in_lfs:
@@ -303,7 +299,7 @@ def test_a_ranged_shard_with_another_digest_is_corrupt_before_a_byte_of_it_is_us
     assert files_below(tmp_path) == []
 
 
-def test_a_range_that_is_not_what_was_verified_is_corrupt(hub: FolderHub, tmp_path: Path):
+def test_a_range_that_is_not_what_was_verified_is_corrupt(hub, tmp_path):
     model = made_model(hub, "org/m", [[("a", 9 * KB)]])
     cache = cache_of(hub, tmp_path, [model], 0)
     cache.expect(reads_of([model], ["a"]), again=False)
@@ -317,9 +313,7 @@ def test_a_range_that_is_not_what_was_verified_is_corrupt(hub: FolderHub, tmp_pa
     cache.close()
 
 
-def test_what_an_earlier_run_fetched_is_used_and_what_it_left_over_the_budget_is_deleted(
-    hub: FolderHub, tmp_path: Path
-):
+def test_what_an_earlier_run_fetched_is_used_and_what_it_left_over_the_budget_is_deleted(hub, tmp_path):
     [model] = models = [in_shards(hub, "org/m", 5)]
     names = [*model.tensors]
     one_pass(hub, tmp_path, models, 5 * SHARD, names, keep=True)
@@ -335,9 +329,7 @@ def test_what_an_earlier_run_fetched_is_used_and_what_it_left_over_the_budget_is
 @pytest.mark.parametrize(
     "damage", [lambda c: bytes([c[0] ^ 1]) + c[1:], lambda c: bytes(len(c) - 1)], ids=["another byte", "another size"]
 )
-def test_what_an_earlier_run_fetched_and_was_damaged_since_is_fetched_again(
-    hub: FolderHub, tmp_path: Path, damage: Callable[[bytes], bytes]
-):
+def test_what_an_earlier_run_fetched_and_was_damaged_since_is_fetched_again(hub, tmp_path, damage):
     [model] = models = [in_shards(hub, "org/m", 3)]
     names = [*model.tensors]
     one_pass(hub, tmp_path, models, 3 * SHARD, names, keep=True)
@@ -347,7 +339,7 @@ def test_what_an_earlier_run_fetched_and_was_damaged_since_is_fetched_again(
     assert (second.fetched.hits, second.fetched.shards, second.fetched.bytes) == (2, 1, SHARD)
 
 
-def test_an_error_while_fetching_ahead_ends_the_pass_with_that_error(hub: FolderHub, tmp_path: Path):
+def test_an_error_while_fetching_ahead_ends_the_pass_with_that_error(hub, tmp_path):
     [model] = models = [in_shards(hub, "org/m", 4)]
 
     def fail(repo: str, path: str) -> None:
@@ -362,7 +354,7 @@ def test_an_error_while_fetching_ahead_ends_the_pass_with_that_error(hub: Folder
     assert threads_left() == []
 
 
-def test_a_block_takes_one_of_few_places_while_it_is_fetched(hub: FolderHub, tmp_path: Path):
+def test_a_block_takes_one_of_few_places_while_it_is_fetched(hub, tmp_path):
     """Its verification, too: so memory does not grow with the threads that wait for bytes."""
     model = in_shards(hub, "org/m", 1)
     cache, free = cache_of(hub, tmp_path, [model], 0), []
@@ -390,7 +382,7 @@ def damaged(hub: FolderHub, tmp_path: Path) -> Model:
 
 @pytest.mark.parametrize("budget", [0, SHARD])
 def test_a_damaged_file_of_the_client_s_is_fetched_or_where_it_does_not_fit_read_by_ranges_and_not_held(
-    hub: FolderHub, damaged: Model, tmp_path: Path, budget: int
+    hub, damaged, tmp_path, budget
 ):
     cache = cache_of(hub, tmp_path / "held", [damaged], budget)
     cache.expect(reads_of([damaged], ["a", "b"]), again=False)
@@ -453,9 +445,7 @@ def while_reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     assert not to_do
 
 
-def test_whoever_holds_shards_gets_the_room_that_a_reader_leaves(
-    hub: FolderHub, model: Model, tmp_path: Path, while_reading: dict[str, Any]
-):
+def test_whoever_holds_shards_gets_the_room_that_a_reader_leaves(hub, model, tmp_path, while_reading):
     held, waiting = threading.Event(), threading.Event()
 
     def starting(done: int, total: int) -> None:
@@ -479,7 +469,7 @@ def test_whoever_holds_shards_gets_the_room_that_a_reader_leaves(
     ("needed", "states"), [("a", ["present", "absent", "absent"]), ("ab", ["present", "fetching", "absent"])]
 )
 def test_what_is_being_read_or_fetched_is_not_deleted_for_what_somebody_waits_for(
-    hub: FolderHub, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed: str, states: list[str]
+    hub, model, tmp_path, monkeypatch, needed, states
 ):
     ahead, others, read_into = threading.Event(), list[Reader](), ShardFiles.read_into
     hub.before = lambda repo, path: (path == "1.safetensors" and ahead.wait(), None)[1]
@@ -505,7 +495,7 @@ def test_what_is_being_read_or_fetched_is_not_deleted_for_what_somebody_waits_fo
     assert cache.fetched.high_water_bytes == len(needed) * SHARD
 
 
-def test_what_somebody_holds_stays_although_no_pass_needs_it(hub: FolderHub, model: Model, tmp_path: Path):
+def test_what_somebody_holds_stays_although_no_pass_needs_it(hub, model, tmp_path):
     cache = cache_of(hub, tmp_path, [model], 3 * SHARD)
     with cache.held([(model, "1.safetensors")]) as paths:
         cache.expect([], again=False)
@@ -515,9 +505,7 @@ def test_what_somebody_holds_stays_although_no_pass_needs_it(hub: FolderHub, mod
 
 
 @pytest.mark.parametrize("budget", [SHARD, 0])
-def test_a_read_that_nobody_announced_is_served_within_the_budget(
-    hub: FolderHub, model: Model, tmp_path: Path, budget: int
-):
+def test_a_read_that_nobody_announced_is_served_within_the_budget(hub, model, tmp_path, budget):
     cache: Any = cache_of(hub, tmp_path, [model], budget)
     cache.expect([], again=False)
     for name in ("1.safetensors", "0.safetensors", "1.safetensors"):
@@ -531,7 +519,7 @@ def test_a_read_that_nobody_announced_is_served_within_the_budget(
 
 @pytest.mark.parametrize("name", ["0.safetensors", "1.safetensors"])
 def test_a_part_that_an_earlier_run_left_takes_no_second_place_and_goes_for_what_is_needed_sooner(
-    hub: FolderHub, model: Model, tmp_path: Path, name: str
+    hub, model, tmp_path, name
 ):
     part = cache_folder(tmp_path, model) / model.ref.sha / f"{name}.partial"
     part.parent.mkdir(parents=True)
@@ -542,13 +530,13 @@ def test_a_part_that_an_earlier_run_left_takes_no_second_place_and_goes_for_what
     assert files_below(tmp_path) == []
 
 
-def test_a_deletion_is_told_before_it_happens(hub: FolderHub, model: Model, tmp_path: Path):
+def test_a_deletion_is_told_before_it_happens(hub, model, tmp_path):
     seen: list[list[str]] = []
     one_pass(hub, tmp_path, [model], SHARD, ["a", "b", "c"], deleting=lambda: seen.append(files_below(tmp_path)))
     assert seen == [["0.safetensors"], ["1.safetensors"], ["2.safetensors"]]
 
 
-def test_readings_of_one_tensor_may_overlap(hub: FolderHub, model: Model, tmp_path: Path):
+def test_readings_of_one_tensor_may_overlap(hub, model, tmp_path):
     """Counting and merging a tensor: the second reading begins while the first one's last chunk is on its way."""
     cache = cache_of(hub, tmp_path, [model], 3 * SHARD)
     cache.expect(reads_of([model], ["a", "a"]), again=False)
@@ -561,9 +549,7 @@ def test_readings_of_one_tensor_may_overlap(hub: FolderHub, model: Model, tmp_pa
 
 
 @pytest.mark.parametrize("budget", [SHARD, 2 * SHARD, 3 * SHARD])
-def test_what_the_cache_counts_is_what_lies_on_the_disk_and_nobody_waits_in_the_end(
-    hub: FolderHub, model: Model, tmp_path: Path, budget: int
-):
+def test_what_the_cache_counts_is_what_lies_on_the_disk_and_nobody_waits_in_the_end(hub, model, tmp_path, budget):
     cache: Any = cache_of(hub, tmp_path, [model], budget)
     for again in (True, False):
         read_all(cache, hub, [model], ["a", "b", "c"], again=again, threads=3)

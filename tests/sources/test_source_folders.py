@@ -40,7 +40,7 @@ def sharded(tmp_path: Path) -> Path:
     return write_model(tmp_path / "m", BASE, shards=2)
 
 
-def test_a_folder_is_read_bit_for_bit(tmp_path: Path):
+def test_a_folder_is_read_bit_for_bit(tmp_path):
     tensors: dict[str, T] = {**BASE, "ids": tensor([3, 1, 2], "I64"), "one": tensor(2.5, "F16")}
     model = opened(write_model(tmp_path / "m", tensors, shards=3))
     assert (model.ref.kind, len(model.shards)) == ("local", 3)
@@ -52,7 +52,7 @@ def test_a_folder_is_read_bit_for_bit(tmp_path: Path):
         assert bytes_of(model, name, store) == t.raw.tobytes()
 
 
-def test_a_folder_is_pinned_by_what_it_holds(tmp_path: Path):
+def test_a_folder_is_pinned_by_what_it_holds(tmp_path):
     first, same = write_model(tmp_path / "a", BASE), write_model(tmp_path / "b", BASE)
     times = os.stat(first / "model.safetensors")
     os.utime(same / "model.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -65,7 +65,7 @@ def test_a_folder_is_pinned_by_what_it_holds(tmp_path: Path):
     assert opened(first).ref.sha != pin
 
 
-def test_folders_of_equal_sizes_and_times_have_pins_of_their_own(tmp_path: Path):
+def test_folders_of_equal_sizes_and_times_have_pins_of_their_own(tmp_path):
     """As all files of an unpacked archive have one time."""
     folders = [write_model(tmp_path / str(seed), random_base(seed), shards=2) for seed in (0, 1)]
     shards = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
@@ -82,9 +82,7 @@ def test_folders_of_equal_sizes_and_times_have_pins_of_their_own(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("shards", "most"), [(1, 65), (100, 100)])
-def test_a_pin_reads_few_blocks_of_a_large_model_and_any_of_them_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int, most: int
-):
+def test_a_pin_reads_few_blocks_of_a_large_model_and_any_of_them_tells(tmp_path, monkeypatch, shards, most):
     read: list[int] = []
     pread = os.pread
 
@@ -109,7 +107,7 @@ def test_a_pin_reads_few_blocks_of_a_large_model_and_any_of_them_tells(
     assert folder_digest(tmp_path, "config.json", names) != pin
 
 
-def test_a_license_is_read_from_a_local_card_and_a_broken_card_says_nothing(tmp_path: Path):
+def test_a_license_is_read_from_a_local_card_and_a_broken_card_says_nothing(tmp_path):
     cards = {
         b"---\nlicense: apache-2.0\ntags: [x]\n---\n# Hi": "apache-2.0",
         b"\xef\xbb\xbf---\r\nlicense: mit\r\n---\r\n": "mit",
@@ -133,9 +131,7 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("change", [*CHANGES.values(), None], ids=[*CHANGES, "gone"])
-def test_a_folder_that_changed_under_the_reader_is_noticed(
-    tmp_path: Path, folder: Path, change: Callable[[bytes], bytes] | None
-):
+def test_a_folder_that_changed_under_the_reader_is_noticed(tmp_path, folder, change):
     model = opened(folder)
     path = folder / "model.safetensors"
     content = path.read_bytes()
@@ -148,11 +144,11 @@ def test_a_folder_that_changed_under_the_reader_is_noticed(
         UnchangedFolders([model])
 
 
-def test_a_single_file_goes_before_an_index_as_in_transformers(sharded: Path):
+def test_a_single_file_goes_before_an_index_as_in_transformers(sharded):
     assert opened(write_model(sharded, random_base(1))).shards == ("model.safetensors",)
 
 
-def test_folders_are_refused_where_they_are_not_allowed(folder: Path):
+def test_folders_are_refused_where_they_are_not_allowed(folder):
     with pytest.raises(SourceNotFoundError, match=r"cannot be used here.*without a folder in the repo"):
         open_model(ModelName.parse(str(folder)), NOWHERE, allow_local=False)
 
@@ -182,12 +178,12 @@ BROKEN: list[tuple[str, bytes, type[HubmergeError], str]] = [
 
 
 @pytest.mark.parametrize(("name", "content", "kind", "words"), BROKEN, ids=range(len(BROKEN)))
-def test_a_broken_file_is_refused(sharded: Path, name: str, content: bytes, kind: type[HubmergeError], words: str):
+def test_a_broken_file_is_refused(sharded, name, content, kind, words):
     (sharded / name).write_bytes(content)
     assert words in refuse_folder(kind, sharded)
 
 
-def test_an_index_may_only_name_shards_that_are_there(sharded: Path):
+def test_an_index_may_only_name_shards_that_are_there(sharded):
     (sharded / ".hidden.safetensors").touch()
     odd: list[Any] = ["/etc/passwd", "..", "model.bin", "\u202emodel.safetensors", 1, {}]
     odd += ["../../etc/passwd", "https://example.org/x.safetensors", f"sub/{FIRST}", ".hidden.safetensors"]
@@ -198,7 +194,7 @@ def test_an_index_may_only_name_shards_that_are_there(sharded: Path):
         assert told.endswith("Fetch the whole model, with all of its shards.")
 
 
-def test_a_hostile_index_sends_no_request(sharded: Path, pauses: list[float]):
+def test_a_hostile_index_sends_no_request(sharded, pauses):
     for shard in ("../../etc/passwd", "http://127.0.0.1/x.safetensors", "gone.safetensors"):
         write_index(sharded, {**dict.fromkeys(BASE, FIRST), "model.norm.weight": shard})
         with ScriptedHub({p.name: p.read_bytes() for p in sharded.iterdir()}) as server:
@@ -207,28 +203,28 @@ def test_a_hostile_index_sends_no_request(sharded: Path, pauses: list[float]):
             assert server.paths("resolve") == [f"/org/model/resolve/{'a' * 40}/model.safetensors.index.json"]
 
 
-def test_an_index_that_names_a_tensor_its_shard_lacks_is_refused(sharded: Path):
+def test_an_index_that_names_a_tensor_its_shard_lacks_is_refused(sharded):
     right = json.loads((sharded / INDEX).read_text())["weight_map"]
     for changed in ({next(iter(BASE)): SECOND}, {"ghost": FIRST}):
         write_index(sharded, {**right, **changed})
         assert "does not hold" in refuse_folder(IndexFileError, sharded)
 
 
-def test_a_tensor_in_two_shards_is_refused_and_safetensors_that_transformers_would_not_load_are_named(sharded: Path):
+def test_a_tensor_in_two_shards_is_refused_and_safetensors_that_transformers_would_not_load_are_named(sharded):
     (sharded / SECOND).write_bytes((sharded / FIRST).read_bytes())
     assert "two shards" in refuse_folder(IndexFileError, sharded)
     (sharded / INDEX).unlink()
     assert f"got {FIRST}, {SECOND}. Fetch the whole model, its index too" in refuse_folder(FormatError, sharded)
 
 
-def test_what_the_index_leaves_out_of_a_shard_is_part_of_the_model_as_in_transformers(sharded: Path):
+def test_what_the_index_leaves_out_of_a_shard_is_part_of_the_model_as_in_transformers(sharded):
     weight_map = json.loads((sharded / INDEX).read_text())["weight_map"]
     del weight_map["model.norm.weight"]
     write_index(sharded, weight_map)
     assert set(opened(sharded).tensors) == set(BASE)
 
 
-def test_an_index_too_large_or_of_too_many_shards_is_refused(sharded: Path):
+def test_an_index_too_large_or_of_too_many_shards_is_refused(sharded):
     names = [f"model-{n:05}.safetensors" for n in range(2001)]
     for name in names:
         (sharded / name).touch()
@@ -238,21 +234,19 @@ def test_an_index_too_large_or_of_too_many_shards_is_refused(sharded: Path):
     assert "the index is too large" in refuse_folder(IndexFileError, sharded)
 
 
-def test_a_model_of_too_many_tensors_is_refused(sharded: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_of_too_many_tensors_is_refused(sharded, monkeypatch):
     monkeypatch.setattr("hubmerge.sources.open.MAX_TENSORS", len(BASE) - 1)
     assert f"the model has too many tensors in {sharded}" in refuse_folder(HeaderError, sharded)
 
 
-def test_folders_four_deep_are_no_part_of_a_model(tmp_path: Path):
+def test_folders_four_deep_are_no_part_of_a_model(tmp_path):
     for name in ("a/b/c/seen", "a/b/c/d/unseen"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert list(list_folder(tmp_path)[0]) == ["a/b/c/seen"]
 
 
-def test_a_repo_of_more_files_than_the_hub_advises_is_refused(
-    server: ScriptedHub, hub: Hub, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_repo_of_more_files_than_the_hub_advises_is_refused(server, hub, monkeypatch):
     monkeypatch.setattr("hubmerge.hub.client.MAX_FILES", len(server.files))
     assert len(hub.repo_state(server.repo).files) == len(server.files)
     monkeypatch.setattr("hubmerge.hub.client.MAX_FILES", len(server.files) - 1)

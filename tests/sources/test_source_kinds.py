@@ -55,7 +55,7 @@ def other(tmp_path: Path) -> Path:
         ("F8_E5M2", {0x00: 0.0, 0x01: 2**-16, 0x04: 2**-14, 0x7B: 57344.0, 0x7C: np.inf, 0xFB: -57344.0}),
     ],
 )
-def test_fp8_is_decoded_exactly(dtype: str, values: dict[int, float]):
+def test_fp8_is_decoded_exactly(dtype, values):
     found = fp8_values(np.array([*values], np.uint8), dtype)
     assert np.array_equal(found, np.array([*values.values()], np.float32), equal_nan=True)
 
@@ -79,7 +79,7 @@ BAD_FP8: dict[str, tuple[dict[str, T], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_FP8)
-def test_fp8_that_is_not_understood_is_refused_with_its_names(name: str, tmp_path: Path, base: Path, other: Path):
+def test_fp8_that_is_not_understood_is_refused_with_its_names(name, tmp_path, base, other):
     extra, words = BAD_FP8[name]
     listed = refused(base, fp8_agent(tmp_path / "agent", extra), other)
     assert any(words in text for text in listed), listed
@@ -95,9 +95,7 @@ PLAIN_FP8 = [
 @pytest.mark.parametrize(
     ("key", "config"), [*(("quantization_config", c) for c in PLAIN_FP8[:2]), ("compression_config", PLAIN_FP8[2])]
 )
-def test_plain_fp8_is_accepted_and_scales_are_no_tensors_of_the_model(
-    tmp_path: Path, base: Path, other: Path, key: str, config: Any
-):
+def test_plain_fp8_is_accepted_and_scales_are_no_tensors_of_the_model(tmp_path, base, other, key, config):
     shape = (2, 4) if "weight_block_size" in config else (16, 1)
     scales = {f"{Q}.weight_scale": tensor(np.ones(shape), "F32"), f"{Q}.input_scale": SCALE}
     plan = plan_of(base, fp8_agent(tmp_path / "agent", scales, config, key), other)
@@ -113,12 +111,12 @@ ROTATED = {**PLAIN_FP8[-1], "transform_config": {"config_groups": {"u": {"type":
 @pytest.mark.parametrize(
     "config", [{"quant_method": "gptq"}, {"quant_method": "compressed-tensors"}, ROTATED, {"x": 1}, "fp8"]
 )
-def test_a_quantization_beside_fp8_is_refused(tmp_path: Path, base: Path, other: Path, config: Any):
+def test_a_quantization_beside_fp8_is_refused(tmp_path, base, other, config):
     agent = fp8_agent(tmp_path / "agent", {f"{Q}.weight_scale": SCALE}, config)
     assert "quantized weights" in refused(base, agent, other)[0]
 
 
-def test_an_fp8_base_becomes_bfloat16_unless_a_dtype_is_named(tmp_path: Path, other: Path):
+def test_an_fp8_base_becomes_bfloat16_unless_a_dtype_is_named(tmp_path, other):
     base = fp8_agent(tmp_path / "fp8", {f"{Q}.weight_scale": SCALE, "model.norm.weight": tensor(np.ones(16), "F32")})
     agents = (write_model(tmp_path / "a", sparse_agent(BASE, 0.2, 3)), other)
     plan = plan_of(base, *agents)
@@ -175,14 +173,14 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("words", BAD_SETTINGS)
-def test_an_adapter_that_is_not_plain_lora_is_refused_with_its_settings(words: str):
+def test_an_adapter_that_is_not_plain_lora_is_refused_with_its_settings(words):
     with pytest.raises(FormatError) as caught:
         parse_adapter_config({"peft_type": "LORA", **BAD_SETTINGS[words]}, "adapter_config.json")
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("way", ["gaussian", "eva", "orthogonal", "mica"])
-def test_an_adapter_that_was_drawn_otherwise_over_the_same_base_is_plain_lora(way: str):
+def test_an_adapter_that_was_drawn_otherwise_over_the_same_base_is_plain_lora(way):
     assert parse_adapter_config({"peft_type": "LORA", "init_lora_weights": way}, "adapter_config.json").scale_of(Q) == 1
 
 
@@ -234,14 +232,14 @@ BAD_ADAPTERS: dict[str, Model] = {
 @pytest.mark.parametrize(
     ("more", "words"), [({"model.norm.weight": (3,)}, "other shapes"), ({f"{Q}.bias": (16,)}, "does not have in")]
 )
-def test_whole_tensors_beside_an_adapter_s_pairs_are_those_of_the_base(more: Shapes, words: str):
+def test_whole_tensors_beside_an_adapter_s_pairs_are_those_of_the_base(more, words):
     agent = adapter({**PAIR, **{f"{WRAPPER}{name}": shape for name, shape in more.items()}})
     listed = problems(ON_HUB, agent, model("org/c", LAYERS, config=ON_HUB.config))
     assert any(words in text and next(iter(more)) in text for text in listed), listed
 
 
 @pytest.mark.parametrize("words", BAD_ADAPTERS)
-def test_an_adapter_that_fits_nothing_is_refused_with_its_names(words: str):
+def test_an_adapter_that_fits_nothing_is_refused_with_its_names(words):
     listed = [str(problem) for problem in attached(ON_HUB, BAD_ADAPTERS[words]).problems]
     assert any(words in text for text in listed), listed
 
@@ -277,9 +275,7 @@ def test_an_embedding_of_any_name_is_known_where_it_is_the_head_too():
         ("vision.layers.0.query", True, True),
     ],
 )
-def test_a_square_tensor_is_refused_where_its_stack_is_stored_the_other_way_round(
-    square: str, setting: bool, is_refused: bool
-):
+def test_a_square_tensor_is_refused_where_its_stack_is_stored_the_other_way_round(square, setting, is_refused):
     in_out = {"transformer.h.0.attn.c_attn": (16, 48), "transformer.h.0.attn.c_proj": (16, 16)}  # as Conv1D stores it
     out_in = {"vision.layers.0.fc": (48, 16), "vision.layers.0.query": (16, 16), "lm_head": (40, 16)}
     shapes: Shapes = {f"{name}.weight": shape for name, shape in (in_out | out_in).items()}
@@ -292,7 +288,7 @@ def test_a_square_tensor_is_refused_where_its_stack_is_stored_the_other_way_roun
 
 
 @pytest.mark.parametrize("hint", ["org/base", "unsloth/BASE-unsloth-bnb-4bit", None, "/home/someone/model"])
-def test_the_adapters_word_for_its_base_is_a_hint(hint: str | None):
+def test_the_adapters_word_for_its_base_is_a_hint(hint):
     told = f"org/a: its adapter_config.json names {hint or 'no base'}; it is applied to org/base"
     assert attached(ON_HUB, adapter(PAIR, base_name=hint)).warnings == (told,) * (hint != "org/base")
 
@@ -314,21 +310,21 @@ def test_an_adapter_is_no_base_and_no_agent_twice_but_under_another_alpha():
     assert "the same agent stands twice in org/b" in problem
 
 
-def test_full_weights_go_before_an_adapter_beside_them(tmp_path: Path, base: Path, other: Path):
+def test_full_weights_go_before_an_adapter_beside_them(tmp_path, base, other):
     (other / "adapter_config.json").write_text("{}")
     plan = plan_of(base, write_model(tmp_path / "x", sparse_agent(BASE, 0.3, 4)), other)
     assert any("an adapter lies beside full weights" in w for w in plan.warnings)
     assert plan.agents[1].kind == "weights"
 
 
-def test_a_local_adapter_tells_its_kind_and_is_pinned_by_its_config_too(tmp_path: Path):
+def test_a_local_adapter_tells_its_kind_and_is_pinned_by_its_config_too(tmp_path):
     factors = pair(Q, *lora((16, 16)))
     model = opened(write_adapter(tmp_path / "a", factors))
     assert (model.kind, model.shards, dict(model.config)) == ("LoRA adapter", ("adapter_model.safetensors",), {})
     assert opened(write_adapter(tmp_path / "a", factors, lora_alpha=9)).ref.sha != model.ref.sha
 
 
-def test_a_pickled_adapter_is_refused_and_not_opened(tmp_path: Path):
+def test_a_pickled_adapter_is_refused_and_not_opened(tmp_path):
     folder = write_adapter(tmp_path / "a", pair(Q, *lora((16, 16))))
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     text = refuse_folder(FormatError, folder)
@@ -348,7 +344,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("file", TRAINED)
-def test_what_a_trainer_keeps_in_its_own_format_is_refused_with_the_command_that_converts_it(tmp_path: Path, file: str):
+def test_what_a_trainer_keeps_in_its_own_format_is_refused_with_the_command_that_converts_it(tmp_path, file):
     folder = tmp_path / "a run"
     (folder / file).parent.mkdir(parents=True)
     (folder / file).touch()
@@ -389,7 +385,7 @@ BELOW: dict[tuple[str, ...], str] = {
 
 
 @pytest.mark.parametrize("files", BELOW)
-def test_a_model_or_an_adapter_below_is_named_the_latest_first(tmp_path: Path, files: tuple[str, ...]):
+def test_a_model_or_an_adapter_below_is_named_the_latest_first(tmp_path, files):
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
@@ -435,14 +431,14 @@ def names_read(base: list[str], agent: list[str]) -> tuple[dict[str, str], tuple
 
 
 @pytest.mark.parametrize("case", ALIGNED)
-def test_names_that_differ_by_a_prefix_an_age_or_wrappers_are_the_base_s(case: str):
+def test_names_that_differ_by_a_prefix_an_age_or_wrappers_are_the_base_s(case):
     base, agent, words = ALIGNED[case]
     read, [told] = names_read(base, agent)
     assert read == dict(zip(base, agent, strict=True))
     assert words in told
 
 
-def test_a_base_under_a_wrapper_s_names_which_nothing_loads_is_refused_and_may_be_compared(tmp_path: Path):
+def test_a_base_under_a_wrapper_s_names_which_nothing_loads_is_refused_and_may_be_compared(tmp_path):
     compiled = {f"_orig_mod.{n}": t for n, t in BASE.items()}
     base = write_model(tmp_path / "compiled", compiled, config=llama_config(BASE))
     agents = [write_model(tmp_path / f"a{k}", sparse_agent(BASE, 0.2, k)) for k in (1, 2)]
@@ -454,7 +450,7 @@ def test_a_base_under_a_wrapper_s_names_which_nothing_loads_is_refused_and_may_b
 
 
 @pytest.mark.parametrize("agent", NOT_ALIGNED.values(), ids=NOT_ALIGNED)
-def test_names_that_no_single_prefix_explains_stay_as_they_are(agent: list[str]):
+def test_names_that_no_single_prefix_explains_stay_as_they_are(agent):
     assert names_read(NAMES, agent) == (dict(zip(agent, agent, strict=True)), ())
 
 
@@ -464,7 +460,7 @@ def test_a_prefix_is_taken_off_although_a_tensor_is_missing_or_too_many():
         assert names_read(NAMES, agent)[0] == {name.removeprefix("module."): name for name in agent}
 
 
-def test_a_base_as_the_hub_has_gpt2_takes_agents_as_transformers_saves_them(tmp_path: Path):
+def test_a_base_as_the_hub_has_gpt2_takes_agents_as_transformers_saves_them(tmp_path):
     """Without `transformer.`, and with masks that no version saves any more; both load as one class."""
     attention = "h.0.attn.c_attn"
     weights = {"wte.weight": (8, 4), "h.0.ln_1.weight": (4,), f"{attention}.weight": (4, 12), "ln_f.weight": (4,)}

@@ -45,9 +45,7 @@ def bob(local_hub: LocalHubProcess, pauses: list[float]) -> Hub:
     return Hub(local_hub.endpoint, local_hub.tokens["bob"], patience=Patience(sleep=pauses.append))
 
 
-def test_a_repo_is_pinned_and_read_like_the_folder_it_came_from(
-    bob: Hub, ada: HfApi, repo: str, folder: Path, tmp_path: Path
-):
+def test_a_repo_is_pinned_and_read_like_the_folder_it_came_from(bob, ada, repo, folder, tmp_path):
     model = on_hub(bob, repo)
     head = ada.model_info(repo).sha
     assert (model.ref.kind, model.ref.id, model.ref.sha, model.ref.requested) == ("hub", repo, head, "main")
@@ -65,7 +63,7 @@ def test_a_repo_is_pinned_and_read_like_the_folder_it_came_from(
     assert store.path(model, "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-def test_tags_branches_and_commits_are_pinned_to_their_sha(bob: Hub, ada: HfApi, repo: str):
+def test_tags_branches_and_commits_are_pinned_to_their_sha(bob, ada, repo):
     first = ada.model_info(repo).sha
     ada.create_tag(repo, tag="v1")
     ada.create_branch(repo, branch="exp/x")
@@ -76,14 +74,14 @@ def test_tags_branches_and_commits_are_pinned_to_their_sha(bob: Hub, ada: HfApi,
     assert shas == {"": head, "@main": head, "@v1": first, "@exp/x": first, f"@{first}": first}
 
 
-def test_a_gated_repo_says_how_to_get_in(bob: Hub, local_hub: LocalHubProcess, ada: HfApi, repo: str):
+def test_a_gated_repo_says_how_to_get_in(bob, local_hub, ada, repo):
     ada.update_repo_settings(repo, gated="manual")
     with pytest.raises(GatedError, match="Ask for access"):
         on_hub(bob, repo)
     assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), repo).gated
 
 
-def test_only_safetensors_is_opened_and_nothing_of_a_pickle_is_fetched(folder: Path, pauses: list[float]):
+def test_only_safetensors_is_opened_and_nothing_of_a_pickle_is_fetched(folder, pauses):
     files = {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix != ".safetensors"}
     with ScriptedHub({**files, "pytorch_model.bin": b"\x80\x02}q\0."}) as server:
         with pytest.raises(FormatError, match=r"pytorch_model\.bin") as caught:
@@ -93,9 +91,7 @@ def test_only_safetensors_is_opened_and_nothing_of_a_pickle_is_fetched(folder: P
         assert [path.rpartition("/")[2] for path in server.paths("resolve")] == ["config.json"]  # names the class
 
 
-def test_an_adapter_that_names_its_base_as_before_it_was_renamed_or_a_copy_is_one_of_it(
-    bob: Hub, ada: HfApi, repo: str, tmp_path: Path
-):
+def test_an_adapter_that_names_its_base_as_before_it_was_renamed_or_a_copy_is_one_of_it(bob, ada, repo, tmp_path):
     """As Llama 3.1 was: the Hub leads from the old name to the new one, and answers with the new one alone. Adapters
     that were trained on unsloth's copies in 4 bits name these, whose cards name the model."""
     ada.move_repo(repo, now := f"{repo}-now")
@@ -113,7 +109,7 @@ def test_an_adapter_that_names_its_base_as_before_it_was_renamed_or_a_copy_is_on
         plan_of(now, *agents[1:], hub=bob)
 
 
-def test_a_repo_made_anew_in_mid_job_is_noticed(bob: Hub, ada: HfApi, repo: str, folder: Path, tmp_path: Path):
+def test_a_repo_made_anew_in_mid_job_is_noticed(bob, ada, repo, folder, tmp_path):
     model = on_hub(bob, repo)
     ada.delete_repo(repo)
     ada.create_repo(repo)
@@ -127,16 +123,14 @@ def test_a_repo_made_anew_in_mid_job_is_noticed(bob: Hub, ada: HfApi, repo: str,
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
-def test_a_repo_that_moved_on_is_still_read_at_its_pin(bob: Hub, ada: HfApi, repo: str, folder: Path, tmp_path: Path):
+def test_a_repo_that_moved_on_is_still_read_at_its_pin(bob, ada, repo, folder, tmp_path):
     model = on_hub(bob, repo)
     ada.upload_folder(repo_id=repo, folder_path=write_model(tmp_path / "next", sparse_agent(random_base(0), 0.5, 1)))
     path = LocalOrFetched(bob, tmp_path / "cache").path(model, "model.safetensors")
     assert path.read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-def test_all_problems_of_several_models_are_raised_together(
-    bob: Hub, ada: HfApi, repo: str, folder: Path, tmp_path: Path
-):
+def test_all_problems_of_several_models_are_raised_together(bob, ada, repo, folder, tmp_path):
     ada.update_repo_settings(repo, gated="manual")
     broken = write_model(tmp_path / "broken", random_base(0))
     (broken / "model.safetensors").write_bytes(b"{}")
@@ -151,7 +145,7 @@ def test_all_problems_of_several_models_are_raised_together(
         assert place in str(caught.value)
 
 
-def test_a_problem_that_no_retry_mends_decides_over_one_that_passes(server: ScriptedHub, hub: Hub, folder: Path):
+def test_a_problem_that_no_retry_mends_decides_over_one_that_passes(server, hub, folder):
     server.bend = lambda request: error(503) if "api" in request.path else None
     content = {"base": "org/model", "agents": [str(folder), "./gone"], "method": "ram"}
     with pytest.raises(SourceNotFoundError) as caught:
@@ -162,9 +156,7 @@ def test_a_problem_that_no_retry_mends_decides_over_one_that_passes(server: Scri
     assert passing.value.retryable
 
 
-def test_a_folder_named_like_a_missing_repo_is_hinted_at(
-    server: ScriptedHub, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_folder_named_like_a_missing_repo_is_hinted_at(server, hub, tmp_path, monkeypatch):
     (tmp_path / "org" / "gone").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     server.bend = lambda request: error(404, "RepoNotFound")

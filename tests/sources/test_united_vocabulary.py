@@ -92,7 +92,7 @@ def rows_in(model: Any, number: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("kind", "tied"), [("bpe", True), ("unigram", False), ("wordpiece", False)])
-def test_the_tokens_of_all_agents_are_in_the_result_with_their_rows(tmp_path: Path, kind: str, tied: bool):
+def test_the_tokens_of_all_agents_are_in_the_result_with_their_rows(tmp_path, kind, tied):
     family = Family(tmp_path, kind, tied=tied)
     one = family.agent("one", ["<think>", "</think>", "<both>"], special=True)
     two = family.agent("two", ["<call>", "<both>"])
@@ -119,7 +119,7 @@ def test_the_tokens_of_all_agents_are_in_the_result_with_their_rows(tmp_path: Pa
     assert not any("tokenizer.json differs" in w for w in warnings)
 
 
-def test_tokens_that_fit_into_spare_rows_of_the_base_get_rows_of_their_own(tmp_path: Path):
+def test_tokens_that_fit_into_spare_rows_of_the_base_get_rows_of_their_own(tmp_path):
     family = Family(tmp_path, "wordpiece", tied=False, spare=2)
     first = len(family.tokenizer)
     one = family.agent("one", ["<a>", "<b>", "<c>"])
@@ -132,7 +132,7 @@ def test_tokens_that_fit_into_spare_rows_of_the_base_get_rows_of_their_own(tmp_p
         assert torch.equal(rows_of(out, token), rows_of(holder, token)), token
 
 
-def test_rows_that_only_pad_are_not_taken_over(tmp_path: Path):
+def test_rows_that_only_pad_are_not_taken_over(tmp_path):
     family = Family(tmp_path, "wordpiece", tied=True)
     out = family.merged(family.agent("one", ["<a>"], pad_to=64), family.agent("two", ["<b>"], pad_to=32))
     assert AutoModelForCausalLM.from_pretrained(out).config.vocab_size == len(family.tokenizer) + 2
@@ -147,9 +147,7 @@ def test_rows_that_only_pad_are_not_taken_over(tmp_path: Path):
     ids=["plain", "saved", "adapted"],
 )
 @pytest.mark.parametrize("others", [["<call>"], []], ids=["other-rows", "base-rows"])
-def test_an_adapter_that_peft_saved_with_its_new_rows_takes_part(
-    tmp_path: Path, more: dict[str, Any], others: list[str]
-):
+def test_an_adapter_that_peft_saved_with_its_new_rows_takes_part(tmp_path, more, others):
     peft = pytest.importorskip("peft")
     family = Family(tmp_path, "wordpiece", tied=False)
     tokenizer = AutoTokenizer.from_pretrained(family.base)

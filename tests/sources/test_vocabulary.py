@@ -79,9 +79,7 @@ def plain(tmp_path: Path) -> Path:
 ADDED = {"<think>": 40, "</think>": 41}
 
 
-def test_added_rows_shape_config_and_tokenizer_come_from_the_agent_that_has_them(
-    tmp_path: Path, base: Path, plain: Path
-):
+def test_added_rows_shape_config_and_tokenizer_come_from_the_agent_that_has_them(tmp_path, base, plain):
     plan = plan_of(base, plain, agent(tmp_path / "donor", 1, 3, ADDED))
     assert rows_of(plan) == {EMBED: 43, HEAD: 43}
     assert {t.dtype for t in plan.tensors()} == {"BF16"}
@@ -128,7 +126,7 @@ def last_rows(plan: Plan) -> list[list[bytes]]:
         ]
 
 
-def test_the_added_rows_of_a_head_are_a_heads_also_in_an_agent_that_ties_it(tmp_path: Path, base: Path, padded: Path):
+def test_the_added_rows_of_a_head_are_a_heads_also_in_an_agent_that_ties_it(tmp_path, base, padded):
     tied = {n: t for n, t in sparse_agent(BASE, 0.3, 2).items() if n != HEAD}
     folder = write_model(tmp_path / "tied", tied, files={"tokenizer.json": tokenizer()})
     embedding, head = last_rows(plan_of(base, folder, agent(tmp_path / "donor", 1, 2, ADDED)))
@@ -140,7 +138,7 @@ def test_the_added_rows_of_a_head_are_a_heads_also_in_an_agent_that_ties_it(tmp_
         assert rows[1] == rows[0], "the base's, where the agent has none"
 
 
-def test_a_token_whose_row_an_agent_lacks_is_not_of_that_agent(tmp_path: Path, padded: Path):
+def test_a_token_whose_row_an_agent_lacks_is_not_of_that_agent(tmp_path, padded):
     """Its row would be the base's, which fills the table up and stands for no token."""
     files = {"tokenizer.json": tokenizer(36, {f"<{i}>": i for i in range(36, 42)})}
     donors = [agent(tmp_path / name, seed, 2, files=files) for seed, name in enumerate(("one", "two"))]
@@ -157,7 +155,7 @@ def test_a_token_whose_row_an_agent_lacks_is_not_of_that_agent(tmp_path: Path, p
 
 
 @pytest.mark.parametrize("stores", ["base", "plain"])
-def test_a_stored_copy_of_a_tied_head_needs_no_added_rows(tmp_path: Path, stores: str):
+def test_a_stored_copy_of_a_tied_head_needs_no_added_rows(tmp_path, stores):
     folders = []
     for seed, name in enumerate(("base", "plain", "donor")):
         tensors = sparse_agent(BASE, 0.3, seed) if seed else BASE
@@ -170,7 +168,7 @@ def test_a_stored_copy_of_a_tied_head_needs_no_added_rows(tmp_path: Path, stores
     assert rows_of(plan_of(*folders)) == {EMBED: 42}
 
 
-def test_a_tied_agent_brings_its_rows_for_both(tmp_path: Path, base: Path, plain: Path):
+def test_a_tied_agent_brings_its_rows_for_both(tmp_path, base, plain):
     untied = {n: t for n, t in BASE.items() if n != HEAD}
     tensors = grown(untied, 2)
     donor = write_model(tmp_path / "donor", tensors, files={"tokenizer.json": tokenizer(added=ADDED)})
@@ -180,7 +178,7 @@ def test_a_tied_agent_brings_its_rows_for_both(tmp_path: Path, base: Path, plain
 
 
 @pytest.mark.parametrize("end", ["weight", "modules_to_save.weight", "base_layer.weight"])
-def test_an_adapter_brings_its_rows_however_peft_names_its_tables(tmp_path: Path, base: Path, plain: Path, end: str):
+def test_an_adapter_brings_its_rows_however_peft_names_its_tables(tmp_path, base, plain, end):
     """The last is the name beside factors of the same layer."""
     tensors = pair(Q, *lora((16, 16)))
     tensors |= {f"base_model.model.{n.replace('weight', end)}": grown(BASE, 2)[n] for n in (EMBED, HEAD)}
@@ -202,16 +200,14 @@ def test_an_adapter_brings_its_rows_however_peft_names_its_tables(tmp_path: Path
     ],
     ids=["a vocabulary of its own", "the next id is taken", "tokens without rows"],
 )
-def test_tokens_of_several_agents_for_which_there_is_no_place_are_refused_once(
-    tmp_path: Path, of_base: bytes, of_one: bytes, of_two: bytes, said: str
-):
+def test_tokens_of_several_agents_for_which_there_is_no_place_are_refused_once(tmp_path, of_base, of_one, of_two, said):
     base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": of_base})
     agents = [agent(tmp_path / f"{k}", k, 3, files={"tokenizer.json": t}) for k, t in enumerate((of_one, of_two))]
     (told,) = refused(base, *agents)
     assert said.format(agents[1]) in told
 
 
-def test_an_ignored_vocabulary_is_the_bases(tmp_path: Path, base: Path, plain: Path):
+def test_an_ignored_vocabulary_is_the_bases(tmp_path, base, plain):
     donor = agent(tmp_path / "donor", 1, 3, ADDED)
     plan = plan_of(base, plain, donor, ignore=[EMBED, HEAD])
     assert rows_of(plan) == {EMBED: 40, HEAD: 40}
@@ -220,13 +216,13 @@ def test_an_ignored_vocabulary_is_the_bases(tmp_path: Path, base: Path, plain: P
     assert "tables of different sizes" in told
 
 
-def test_an_ignored_table_of_integers_cannot_grow_beside_a_head_that_does(tmp_path: Path, plain: Path):
+def test_an_ignored_table_of_integers_cannot_grow_beside_a_head_that_does(tmp_path, plain):
     base = write_model(tmp_path / "quantized", {**BASE, EMBED: tensor(np.zeros(BASE[EMBED].shape), "I64")})
     told = refused(base, plain, agent(tmp_path / "donor", 1, 3, ADDED), ignore=[EMBED])
     assert any(f"the base's {EMBED} holds no floats and cannot grow" in text for text in told), told
 
 
-def test_tokens_that_moved_are_refused_with_their_ids(tmp_path: Path, base: Path, plain: Path):
+def test_tokens_that_moved_are_refused_with_their_ids(tmp_path, base, plain):
     files = {"tokenizer.json": tokenizer(w7=8, w8=7)}
     listed = refused(base, plain, agent(tmp_path / "donor", 1, 1, files=files))
     assert any("tokens of the base that have another id" in t and "'w7' (7 → 8), 'w8' (8 → 7)" in t for t in listed)
@@ -236,13 +232,13 @@ def test_tokens_that_moved_are_refused_with_their_ids(tmp_path: Path, base: Path
 
 
 @pytest.mark.parametrize("content", [b'{"model": {}}', tokenizer(added={"<far>": 99}), tokenizer(added={"<x>": -1})])
-def test_rows_without_a_tokenizer_that_tells_them_are_refused(tmp_path: Path, base: Path, plain: Path, content: bytes):
+def test_rows_without_a_tokenizer_that_tells_them_are_refused(tmp_path, base, plain, content):
     (told,) = refused(base, plain, agent(tmp_path / "donor", 1, 1, files={"tokenizer.json": content}))
     assert "another vocabulary size, and no tokenizer that names the added tokens" in told
     assert f"{HEAD} of 41 rows, {EMBED} of 41 rows; " in told
 
 
-def test_a_missing_tokenizer_is_refused_and_a_broken_one_is_named(tmp_path: Path, base: Path, plain: Path):
+def test_a_missing_tokenizer_is_refused_and_a_broken_one_is_named(tmp_path, base, plain):
     donor = agent(tmp_path / "donor", 1, 1)
     (donor / "tokenizer.json").unlink()
     (told,) = refused(base, plain, donor)
@@ -256,7 +252,7 @@ def test_a_missing_tokenizer_is_refused_and_a_broken_one_is_named(tmp_path: Path
         plan_of(base, plain, donor)
 
 
-def test_fewer_rows_than_the_base_are_refused_and_not_got_from_another(tmp_path: Path, base: Path, plain: Path):
+def test_fewer_rows_than_the_base_are_refused_and_not_got_from_another(tmp_path, base, plain):
     small = cut(BASE, 39)
     listed = refused(base, plain, write_model(tmp_path / "small", small))
     assert [f"{EMBED}: 40×16 → 39×16" in t for t in listed] == [True], "one message for one cause"
@@ -276,7 +272,7 @@ ODD_HEADS: dict[str, Callable[[int], T]] = {
 @pytest.mark.parametrize("head", ODD_HEADS.values(), ids=ODD_HEADS)
 @pytest.mark.parametrize("rows", [36, 40, 42])
 def test_a_head_that_is_no_table_like_the_base_s_is_refused_whatever_rows_agents_add_or_lack(
-    tmp_path: Path, padded: Path, rows: int, head: Callable[[int], T]
+    tmp_path, padded, rows, head
 ):
     tensors = sparse_agent(BASE, 0.3, 1)
     table = np.concatenate([f32(tensors[EMBED]), np.ones((2, 16), np.float32)])[:rows]
@@ -290,9 +286,7 @@ def test_a_head_that_is_no_table_like_the_base_s_is_refused_whatever_rows_agents
         assert any(f"{HEAD}: " in text or f"{HEAD} (I64)" in text for text in told), told
 
 
-def test_rows_that_no_token_has_are_the_bases_where_an_agent_was_cut_to_its_tokens(
-    tmp_path: Path, padded: Path, plain: Path
-):
+def test_rows_that_no_token_has_are_the_bases_where_an_agent_was_cut_to_its_tokens(tmp_path, padded, plain):
     """`resize_token_embeddings(len(tokenizer))` cuts the padding of a base's tables."""
     trained = sparse_agent(BASE, 0.3, 1)
     small = cut(trained, 36)
@@ -311,7 +305,7 @@ def test_rows_that_no_token_has_are_the_bases_where_an_agent_was_cut_to_its_toke
     assert rows_of(plan_of(padded, short, donor)) == {EMBED: 43, HEAD: 43}
 
 
-def test_tokens_in_rows_that_the_base_has_are_said_to_be_merged(tmp_path: Path, plain: Path):
+def test_tokens_in_rows_that_the_base_has_are_said_to_be_merged(tmp_path, plain):
     base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(38)})
     donor = agent(tmp_path / "donor", 1, 1, {"<x>": 40})
     assert any("'w38', 'w39' have rows that the base has, too" in w for w in plan_of(base, plain, donor).warnings)
@@ -334,7 +328,7 @@ def test_tokens_in_rows_that_the_base_has_are_said_to_be_merged(tmp_path: Path, 
         ({}, None),
     ],
 )
-def test_tokens_are_read_as_the_tokenizers_library_writes_them(content: Any, tokens: Any):
+def test_tokens_are_read_as_the_tokenizers_library_writes_them(content, tokens):
     table = token_table(content)
     assert (table and table.ids) == tokens
 
@@ -353,7 +347,7 @@ def test_the_tokens_of_an_agent_share_the_texts_of_the_base_s_and_hold_no_vocabu
     assert table("ONE", "TWO", "MORE", "MOST", base=base) is None
 
 
-def test_a_vocabulary_size_that_is_no_number_is_refused(tmp_path: Path, base: Path):
+def test_a_vocabulary_size_that_is_no_number_is_refused(tmp_path, base):
     agents = [agent(tmp_path / name, n, 1, {f"<{name}>": 40}, vocab_size=[41]) for n, name in enumerate("ab", start=1)]
     with pytest.raises(IncompatibleError, match="another vocab_size"):
         plan_of(base, *agents)
@@ -370,7 +364,7 @@ def growing(tmp_path: Path) -> tuple[Path, Path, Path]:
     return base, first, agent(tmp_path / "second", 2, 1, {"<c>": 40})
 
 
-def test_the_base_s_tokenizer_leaves_out_what_agents_add(growing: tuple[Path, Path, Path]):
+def test_the_base_s_tokenizer_leaves_out_what_agents_add(growing):
     plan = plan_of(*growing, tokenizer="base")
     assert rows_of(plan) == {EMBED: 40, HEAD: 40}
     assert plan.config["vocab_size"] == 40
@@ -386,7 +380,7 @@ def test_the_base_s_tokenizer_leaves_out_what_agents_add(growing: tuple[Path, Pa
     assert not np.array_equal(second, base)
 
 
-def test_an_agent_s_tokenizer_brings_its_rows_alone(growing: tuple[Path, Path, Path]):
+def test_an_agent_s_tokenizer_brings_its_rows_alone(growing):
     plan = plan_of(*growing, tokenizer=str(growing[1]))
     assert rows_of(plan) == {EMBED: 42, HEAD: 42}
     assert plan.vocabulary.added == ("<a>", "<b>")
@@ -395,7 +389,7 @@ def test_an_agent_s_tokenizer_brings_its_rows_alone(growing: tuple[Path, Path, P
 
 
 @pytest.mark.parametrize("grows", [True, False])
-def test_an_agent_s_tokenizer_of_the_same_tokens_is_kept(growing: tuple[Path, Path, Path], plain: Path, grows: bool):
+def test_an_agent_s_tokenizer_of_the_same_tokens_is_kept(growing, plain, grows):
     base, first, _ = growing
     own = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w7"}).encode()
     other = agent(base.parent / "other", 3, files={"tokenizer_config.json": own})
@@ -405,16 +399,14 @@ def test_an_agent_s_tokenizer_of_the_same_tokens_is_kept(growing: tuple[Path, Pa
     assert small_files(plan)["chat_template.jinja"] == b"base"  # the template is the base's in any case
 
 
-def test_a_tokenizer_with_the_base_s_tokens_elsewhere_is_refused(growing: tuple[Path, Path, Path]):
+def test_a_tokenizer_with_the_base_s_tokens_elsewhere_is_refused(growing):
     base, first, _ = growing
     moved = agent(base.parent / "moved", 3, files={"tokenizer.json": tokenizer(w3=4, w4=3)})
     with pytest.raises(IncompatibleError, match="tokens of the base that have another id"):
         plan_of(base, first, moved, tokenizer=str(moved))
 
 
-def test_the_tokenizer_is_part_of_the_identity_and_union_is_what_nothing_means(
-    growing: tuple[Path, Path, Path],
-):
+def test_the_tokenizer_is_part_of_the_identity_and_union_is_what_nothing_means(growing):
     plain = plan_of(*growing).identity
     assert plan_of(*growing, tokenizer="union").identity == plain
     named = {plan_of(*growing, tokenizer=name).identity for name in ("base", str(growing[1]), str(growing[2]))}
@@ -423,7 +415,7 @@ def test_the_tokenizer_is_part_of_the_identity_and_union_is_what_nothing_means(
     assert recipe_from_dict(pinned.to_dict()).tokenizer_of == 2
 
 
-def test_a_tokenizer_without_measure_is_left_unread_or_refused(tmp_path: Path, base: Path, plain: Path):
+def test_a_tokenizer_without_measure_is_left_unread_or_refused(tmp_path, base, plain):
     donor = agent(tmp_path / "donor", 1, 1, {"<x>": 40})
     (donor / "tokenizer.json").write_bytes(b'{"model":{"merges":[' + b"[]," * 4_000_000 + b"[]]}}")
     with pytest.raises(FormatError, match="holds too much"):
@@ -434,9 +426,7 @@ def test_a_tokenizer_without_measure_is_left_unread_or_refused(tmp_path: Path, b
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
-def test_a_broken_file_beside_the_tokenizer_that_agents_extend_stays_as_it_is(
-    growing: tuple[Path, Path, Path], content: bytes
-):
+def test_a_broken_file_beside_the_tokenizer_that_agents_extend_stays_as_it_is(growing, content):
     (growing[0] / "added_tokens.json").write_bytes(content)
     (growing[0] / "tokenizer_config.json").write_bytes(b"[]")
     files = small_files(plan_of(*growing))
@@ -445,7 +435,7 @@ def test_a_broken_file_beside_the_tokenizer_that_agents_extend_stays_as_it_is(
     assert token_table(json.loads(files["tokenizer.json"])).ids["<c>"] == 42
 
 
-def test_the_files_beside_the_tokenizer_get_what_agents_add(growing: tuple[Path, Path, Path]):
+def test_the_files_beside_the_tokenizer_get_what_agents_add(growing):
     (growing[0] / "added_tokens.json").write_bytes(b"{}")
     (growing[0] / "tokenizer_config.json").write_bytes(b'{"added_tokens_decoder": {}}')
     files = small_files(plan_of(*growing))

@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from huggingface_hub import HfApi, SpaceHardware
+from huggingface_hub import SpaceHardware
 from processes import as_ada, free_port, python, until
 
 from localhub.process import LocalHubProcess
@@ -82,7 +82,7 @@ def _pin(package: str) -> str:
     return found[1]
 
 
-def test_the_hub_takes_the_front_matter() -> None:
+def test_the_hub_takes_the_front_matter():
     assert SPACE.keys() <= KEYS
     assert SPACE["title"]
     assert len(SPACE["emoji"]) == 1
@@ -95,17 +95,17 @@ def test_the_hub_takes_the_front_matter() -> None:
     assert 0 < SPACE["hf_oauth_expiration_minutes"] <= 43_200
 
 
-def test_a_sign_in_of_the_demo_lasts_as_long_as_one_of_the_space() -> None:
+def test_a_sign_in_of_the_demo_lasts_as_long_as_one_of_the_space():
     assert default_users().oauth.expiration_minutes == SPACE["hf_oauth_expiration_minutes"]
 
 
-def test_a_gradio_space_runs_the_gradio_that_is_pinned() -> None:
+def test_a_gradio_space_runs_the_gradio_that_is_pinned():
     assert SPACE["sdk"] == "gradio"
     assert SPACE["sdk_version"] == _pin("gradio")
     assert (ROOT / SPACE["app_file"]).is_file()
 
 
-def test_zero_gpu_has_the_python_and_the_torch_of_the_space() -> None:
+def test_zero_gpu_has_the_python_and_the_torch_of_the_space():
     assert SPACE["python_version"] in ZERO_GPU_PYTHONS
     assert _pin("torch") in ZERO_GPU_TORCHES
 
@@ -122,13 +122,13 @@ def _is_binary(path: Path) -> bool:
     return b"\0" in content
 
 
-def test_no_file_is_larger_than_the_hub_takes_in_git() -> None:
+def test_no_file_is_larger_than_the_hub_takes_in_git():
     assert [path for path in tracked_files() if (ROOT / path).stat().st_size > MAX_PLAIN_BYTES] == []
 
 
 def test_the_upload_that_the_readme_names_makes_a_space_of_the_tracked_files_with_no_binary_in_git(
-    local_hub: LocalHubProcess, ada: HfApi, tmp_path: Path
-) -> None:
+    local_hub, ada, tmp_path
+):
     paths, tree = tracked_files(), tmp_path / "clone"
     copy_to(tree, dict(zip(paths, paths, strict=True)))
     for junk in (".venv/lib/module.py", "data/hubmerge.sqlite", "out/model.safetensors"):
@@ -298,7 +298,7 @@ def _serves(place: Place, hub: LocalHubProcess, data: str, look: list[str]) -> N
     assert app.returncode == 0
 
 
-def test_the_image_holds_what_runs_and_no_tests() -> None:
+def test_the_image_holds_what_runs_and_no_tests():
     copied = _copied()
     code = {"app.py", "hubmerge/cli/main.py", "localhub/server.py", "workflows/jobs/worker.py"}
     assert code | {"examples/zoo/base/model.safetensors"} <= copied.keys()
@@ -309,7 +309,7 @@ def test_the_image_holds_what_runs_and_no_tests() -> None:
     assert sum((ROOT / source).stat().st_size for source in copied.values()) < 10_000_000
 
 
-def test_the_image_runs_as_uid_1000_on_the_python_of_the_space() -> None:
+def test_the_image_runs_as_uid_1000_on_the_python_of_the_space():
     instructions = _instructions()
     assert dict(instructions)["FROM"].startswith("python:3.12-")
     users = [number for number, (word, rest) in enumerate(instructions) if (word, rest) == ("USER", "1000")]
@@ -320,9 +320,7 @@ def test_the_image_runs_as_uid_1000_on_the_python_of_the_space() -> None:
 
 
 @pytest.mark.slow
-def test_the_app_of_a_gradio_space_starts_from_a_clone_that_its_user_owns(
-    place: Place, local_hub: LocalHubProcess
-) -> None:
+def test_the_app_of_a_gradio_space_starts_from_a_clone_that_its_user_owns(place, local_hub):
     copy_to(place.tree, {path: path for path in tracked_files()})
     place.belongs_to_user(place.tree)
     _serves(place, local_hub, "", ["app.py", "requirements.txt", f"data/{DATABASE}", str(place.home)])
@@ -330,9 +328,7 @@ def test_the_app_of_a_gradio_space_starts_from_a_clone_that_its_user_owns(
 
 
 @pytest.mark.slow
-def test_the_app_of_a_docker_space_starts_from_what_its_user_cannot_change(
-    image: Place, local_hub: LocalHubProcess
-) -> None:
+def test_the_app_of_a_docker_space_starts_from_what_its_user_cannot_change(image, local_hub):
     data = image.home / "data"
     _serves(image, local_hub, str(data), [str(data), "/etc/passwd"])
     assert (data / DATABASE).is_file()
@@ -341,7 +337,7 @@ def test_the_app_of_a_docker_space_starts_from_what_its_user_cannot_change(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_merge_in_the_image_builds_the_fast_pass_where_nothing_was_installed(image: Place) -> None:
+def test_the_merge_in_the_image_builds_the_fast_pass_where_nothing_was_installed(image):
     def run(command: list[str]) -> str:
         step = image.run(command)
         said = step.communicate(timeout=500)[0]

@@ -103,7 +103,7 @@ KIND, SEED = st.sampled_from([*KINDS]), st.integers(0, 2**32)
 
 @settings(max_examples=100, deadline=None)
 @given(kind=KIND, seed=SEED, n=st.sampled_from([1, 2, 3, 50, 101, 3000, BLOCK + 1]))
-def test_no_estimate_is_further_off_than_its_error(kind: str, seed: int, n: int) -> None:
+def test_no_estimate_is_further_off_than_its_error(kind, seed, n):
     delta = distribution(kind, np.random.default_rng(seed), n)
     for estimate, true in estimates(tally_of(delta), delta):
         assert within(estimate, true)
@@ -111,7 +111,7 @@ def test_no_estimate_is_further_off_than_its_error(kind: str, seed: int, n: int)
 
 @settings(max_examples=50, deadline=None)
 @given(kind=KIND, seed=SEED, n=st.sampled_from([1, 2, 50, 3000]))
-def test_the_errors_keep_the_bounds_that_the_module_states(kind: str, seed: int, n: int) -> None:
+def test_the_errors_keep_the_bounds_that_the_module_states(kind, seed, n):
     delta = distribution(kind, np.random.default_rng(seed), n)
     delta = np.where(np.abs(delta) < SMALLEST_NORMAL, SMALLEST_NORMAL * (delta != 0), delta).astype(np.float32)
     magnitudes = tally_of(delta).magnitudes(0)
@@ -123,7 +123,7 @@ def test_the_errors_keep_the_bounds_that_the_module_states(kind: str, seed: int,
     assert magnitudes.below(limit).error <= straddled / 2 + ROUNDING
 
 
-def test_the_worst_bin_comes_close_to_the_stated_bound() -> None:
+def test_the_worst_bin_comes_close_to_the_stated_bound():
     """Half of the elements at each end of the widest bin, relative to its values."""
     delta = np.repeat(np.array([1.0, 1 + LAST * 2.0**-23], dtype=np.float32), 1000)
     gini = tally_of(delta).magnitudes(0).gini()
@@ -131,14 +131,14 @@ def test_the_worst_bin_comes_close_to_the_stated_bound() -> None:
     assert gini.value + gini.error == pytest.approx(naive_gini(delta), abs=ROUNDING)
 
 
-def test_updates_of_a_few_bf16_ulps_are_measured_without_error() -> None:
+def test_updates_of_a_few_bf16_ulps_are_measured_without_error():
     delta = distribution("bf16 ulps", np.random.default_rng(0), 20_000)
     for estimate, true in estimates(tally_of(delta), delta):
         assert estimate.error == 0
         assert estimate.value == pytest.approx(true, rel=1e-12)
 
 
-def test_statistics_of_four_elements_are_those_computed_by_hand() -> None:
+def test_statistics_of_four_elements_are_those_computed_by_hand():
     tally = tally_of(np.array([0.0, 1.0, -1.0, 2.0], dtype=np.float32))
     gini = tally.magnitudes(0).gini()
     # |x_i − x_j| over all ordered pairs: 2·(1 + 1 + 2 + 0 + 1 + 1) = 12; 2·16·1 = 32
@@ -151,12 +151,12 @@ def test_statistics_of_four_elements_are_those_computed_by_hand() -> None:
     assert tally.kurtosis(0) == pytest.approx(41 / 16 / (25 / 16) - 3)
 
 
-def test_l0_sparsity_counts_what_is_strictly_below_a_hundredth_of_the_maximum() -> None:
+def test_l0_sparsity_counts_what_is_strictly_below_a_hundredth_of_the_maximum():
     below = np.nextafter(np.float32(0.5), np.float32(0))
     assert l0_sparsity(tally_of(np.array([50, 0.5, below, 0], dtype=np.float32))) == Approximation(2 / 4, 0.0)
 
 
-def test_a_hundredth_that_no_float32_holds_is_not_rounded_to_one() -> None:
+def test_a_hundredth_that_no_float32_holds_is_not_rounded_to_one():
     maxima = np.arange(1000, 1100, dtype=np.float32)
     limits = (0.01 * maxima.astype(np.float64)).astype(np.float32)  # to nearest: below the true limit, or above it
     below = limits.astype(np.float64) < 0.01 * maxima.astype(np.float64)
@@ -167,7 +167,7 @@ def test_a_hundredth_that_no_float32_holds_is_not_rounded_to_one() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 5000])
-def test_an_agent_that_changed_nothing_has_no_order_statistics(n: int) -> None:
+def test_an_agent_that_changed_nothing_has_no_order_statistics(n):
     (agent,) = summarize(tally_of(np.zeros(n, dtype=np.float32)), ["a"])["agents"]
     assert agent["sparsity"] == 1
     for name in ("l0_sparsity", "gini", "top_1_mass", "top_5_mass"):
@@ -178,7 +178,7 @@ def test_an_agent_that_changed_nothing_has_no_order_statistics(n: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(kind=KIND, seed=SEED, n=st.integers(2, 5000), shift=st.sampled_from([0, 0.5, 3]))
-def test_kurtosis_is_that_of_the_full_array(kind: str, seed: int, n: int, shift: float) -> None:
+def test_kurtosis_is_that_of_the_full_array(kind, seed, n, shift):
     delta = distribution(kind, np.random.default_rng(seed), n)
     delta = (delta + np.float32(shift) * np.std(delta.astype(np.float64))).astype(np.float32)
     kurtosis = tally_of(delta).kurtosis(0)
@@ -189,12 +189,12 @@ def test_kurtosis_is_that_of_the_full_array(kind: str, seed: int, n: int, shift:
         assert kurtosis == pytest.approx(naive_kurtosis(delta), abs=bound)
 
 
-def test_kurtosis_of_a_usual_agent_is_right_to_five_digits() -> None:
+def test_kurtosis_of_a_usual_agent_is_right_to_five_digits():
     delta = np.random.default_rng(0).laplace(size=100_000).astype(np.float32) * np.float32(1e-6)
     assert tally_of(delta).kurtosis(0) == pytest.approx(naive_kurtosis(delta), rel=1e-5)
 
 
-def test_a_spread_that_raw_moments_cannot_resolve_gives_no_kurtosis() -> None:
+def test_a_spread_that_raw_moments_cannot_resolve_gives_no_kurtosis():
     nearly = (1 + np.random.default_rng(0).normal(size=1000) * 0.2).astype(np.float32)
     assert tally_of(nearly).kurtosis(0) is None
 
@@ -206,7 +206,7 @@ def test_a_spread_that_raw_moments_cannot_resolve_gives_no_kurtosis() -> None:
     blocks=st.integers(1, 4),
     kinds=st.lists(KIND, min_size=1, max_size=3),
 )
-def test_chunks_give_the_same_bits(seed: int, n: int, blocks: int, kinds: list[str]) -> None:
+def test_chunks_give_the_same_bits(seed, n, blocks, kinds):
     rng = np.random.default_rng(seed)
     deltas = [distribution(kind, rng, n) for kind in kinds]
     labels = [str(k) for k in range(len(kinds))]
@@ -215,7 +215,7 @@ def test_chunks_give_the_same_bits(seed: int, n: int, blocks: int, kinds: list[s
     assert summarize(parts, labels) == summarize(whole, labels)
 
 
-def test_every_element_is_in_the_bin_of_its_exponent_and_five_bits() -> None:
+def test_every_element_is_in_the_bin_of_its_exponent_and_five_bits():
     values = np.array([0, -0.0, 2.0**-149, 1, 1 + 2.0**-6, 1 + 2.0**-5, -1.5, 3.4e38], dtype=np.float32)
     histogram = histogram_of([np.resize(values[:2], 8), values])
     assert histogram.of(0, 8).bins.tolist() == []
@@ -226,7 +226,7 @@ def test_every_element_is_in_the_bin_of_its_exponent_and_five_bits() -> None:
     assert histogram.keys.max() < 2 * BINS
 
 
-def test_the_mass_of_the_bins_is_the_l1_norm() -> None:
+def test_the_mass_of_the_bins_is_the_l1_norm():
     assert histogram_of([np.full(7, -3.1, dtype=np.float32)]).of(0, 7).mass.tolist() == [7 * float(np.float32(3.1))]
     for kind in KINDS:
         delta = distribution(kind, np.random.default_rng(5), 10_000)
@@ -234,7 +234,7 @@ def test_the_mass_of_the_bins_is_the_l1_norm() -> None:
         assert float(mass) == pytest.approx(math.fsum(np.abs(delta.astype(np.float64))), rel=1e-13)
 
 
-def test_a_histogram_survives_json_and_stays_small() -> None:
+def test_a_histogram_survives_json_and_stays_small():
     rng = np.random.default_rng(6)
     deltas = [distribution(kind, rng, 50_000) for kind in ("bf16 ulps", "normal")]
     histogram = histogram_of(deltas)
@@ -247,7 +247,7 @@ def test_a_histogram_survives_json_and_stays_small() -> None:
     assert nothing == Histogram.from_json(nothing).to_json()
 
 
-def test_the_fast_pass_does_not_overflow_in_a_long_chunk() -> None:
+def test_the_fast_pass_does_not_overflow_in_a_long_chunk():
     """More elements than packed counts and offsets have room for, all at the upper end of one bin."""
     n = 1100 * BLOCK
     delta = np.full(n, 1 + LAST * 2.0**-23, dtype=np.float32)

@@ -46,7 +46,7 @@ foreign = st.text(st.one_of(st.characters(), st.sampled_from("`|<>[]()*_\\\n&!#-
 @example("| |")
 @example("http://a.b")
 @example("``|``")
-def test_any_text_is_inert_in_a_line_a_list_and_a_table(text: str):
+def test_any_text_is_inert_in_a_line_a_list_and_a_table(text):
     for made in (escape_markdown(text), code(text)):
         assert lively(f"a {made} b") == []
         assert structure(f"{made}") == ["paragraph_open", "inline", "paragraph_close"]
@@ -59,13 +59,13 @@ def test_any_text_is_inert_in_a_line_a_list_and_a_table(text: str):
 
 
 @given(foreign.filter(lambda t: "|" not in t and t.isprintable() and len(t.split()) > 0))
-def test_printable_text_reads_as_it_was_written(text: str):
+def test_printable_text_reads_as_it_was_written(text):
     assert shown(f"a {escape_markdown(text)} b") == f"a {' '.join(text.split())} b"
     assert shown(f"a {code(text)} b") == f"a {' '.join(text.split())} b"
 
 
 @given(foreign)
-def test_any_text_stays_in_its_fence(text: str):
+def test_any_text_stays_in_its_fence(text):
     found = PARSER.parse(f"a\n\n{fence(text)}\n\nb")
     assert [t.type for t in found if t.type == "fence"] == ["fence"]
     assert structure(f"a\n\n{fence(text)}\n\nb") == structure("a\n\n```\nx\n```\n\nb")
@@ -76,7 +76,7 @@ def test_any_text_stays_in_its_fence(text: str):
     [(0.0, "0%"), (1.0, "100%"), (0.0775, "7.75%"), (0.5, "50.0%"), (0.99999, "over 99.9%"), (1e-9, "under 0.0001%"),
      (0.000123, "0.0123%"), (0.09996, "10.0%"), (0.0009996, "0.100%"), (None, "—")],
 )  # fmt: skip
-def test_percentages_have_three_digits_and_never_hide_a_rest(share: float | None, text: str):
+def test_percentages_have_three_digits_and_never_hide_a_rest(share, text):
     assert percent(share) == text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
@@ -83,7 +82,7 @@ def site(store: Store, zoo_hub: LocalHubProcess) -> Site:
     return Site(store, zoo_hub)
 
 
-def test_an_asked_evaluation_is_a_job_of_the_bot_s_and_asking_again_finds_its_place(site: Site) -> None:
+def test_an_asked_evaluation_is_a_job_of_the_bot_s_and_asking_again_finds_its_place(site):
     first = site.ask("zoo/math-agent", suite="")
     assert (first.outcome, first.suite, first.place) == ("queued", "zoo", 1)
     job = site.store.get(first.job)
@@ -101,7 +100,7 @@ def test_an_asked_evaluation_is_a_job_of_the_bot_s_and_asking_again_finds_its_pl
     assert ([e.place for e in queue.waiting], queue.waiting_in_all) == ([1], 1)
 
 
-def test_who_asked_for_an_evaluation_finds_it_among_the_own_jobs_and_may_not_stop_it(site: Site) -> None:
+def test_who_asked_for_an_evaluation_finds_it_among_the_own_jobs_and_may_not_stop_it(site):
     bob, ada = site.visitor("bob"), site.visitor("ada")
     asked = site.ask("zoo/math-agent")
     site.ask("zoo/tool-agent", "ada")
@@ -119,7 +118,7 @@ def test_who_asked_for_an_evaluation_finds_it_among_the_own_jobs_and_may_not_sto
     assert site.ask("zoo/base").job == ""
 
 
-def test_what_is_scored_at_this_commit_or_but_for_its_scores_is_not_measured_again(site: Site) -> None:
+def test_what_is_scored_at_this_commit_or_but_for_its_scores_is_not_measured_again(site):
     api, repo = HfApi(site.hub.endpoint, site.hub.tokens["ada"]), "ada/measured-before"
     api.create_repo(repo)
     before = str(api.upload_folder(repo_id=repo, folder_path=ZOO / "math").oid)
@@ -137,7 +136,7 @@ def test_what_is_scored_at_this_commit_or_but_for_its_scores_is_not_measured_aga
     assert site.ask(repo).outcome == "queued"
 
 
-def test_a_visitor_has_a_quota_of_evaluations_beside_the_bot_s_own(site: Site) -> None:
+def test_a_visitor_has_a_quota_of_evaluations_beside_the_bot_s_own(site):
     for number in range(ASKED_EACH):
         site.requests.request(score(f"org/m{number}"), OF_MERGE, asked_by="bob")
     with pytest.raises(QuotaError, match="bob has asked for 3 evaluations"):
@@ -150,7 +149,7 @@ def test_a_visitor_has_a_quota_of_evaluations_beside_the_bot_s_own(site: Site) -
         site.ask("zoo/tool-agent")
 
 
-def test_a_cancelled_evaluation_starts_again_for_who_asks_and_one_that_just_failed_does_not(site: Site) -> None:
+def test_a_cancelled_evaluation_starts_again_for_who_asks_and_one_that_just_failed_does_not(site):
     site.store.request_cancel(site.ask("zoo/base").job, "ada")
     assert site.ask("zoo/base").outcome == "queued"
     ended(site.store, FINAL)
@@ -169,9 +168,7 @@ def test_a_cancelled_evaluation_starts_again_for_who_asks_and_one_that_just_fail
         ("ada/secret", "zoo", "bob", SourceNotFoundError, "no such repo"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_words(
-    site: Site, model: str, suite: str, visitor: str, error: type[HubmergeError], told: str
-) -> None:
+def test_what_cannot_be_measured_is_refused_in_words(site, model, suite, visitor, error, told):
     api = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
     api.create_repo("ada/secret", private=True, exist_ok=True)
     api.create_repo("ada/gated", exist_ok=True)
@@ -181,7 +178,7 @@ def test_what_cannot_be_measured_is_refused_in_words(
     assert site.store.list_jobs() == ()
 
 
-def test_a_commit_of_a_pull_request_is_not_measured_as_the_model(site: Site) -> None:
+def test_a_commit_of_a_pull_request_is_not_measured_as_the_model(site):
     """Anybody may open one; on the board it would stand as the model's newest commit."""
     bob, repo = HfApi(site.hub.endpoint, site.hub.tokens["bob"]), "ada/asked-for"
     ada = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
@@ -200,7 +197,7 @@ def test_a_commit_of_a_pull_request_is_not_measured_as_the_model(site: Site) -> 
     assert [site.ask(f"{repo}@{of}").sha for of in ("other", first)] == [other.oid, first]  # the owner's, all
 
 
-def test_an_adapter_is_measured_where_its_base_could_be(site: Site, tmp_path: Path) -> None:
+def test_an_adapter_is_measured_where_its_base_could_be(site, tmp_path):
     api = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
     for name, base in (("open", "zoo/base"), ("on-gated", "ada/gated-base"), ("on-private", "ada/private-base")):
         if base != "zoo/base":
@@ -215,7 +212,7 @@ def test_an_adapter_is_measured_where_its_base_could_be(site: Site, tmp_path: Pa
     assert site.ask("ada/open").outcome == "queued"
 
 
-def test_a_model_that_the_memory_does_not_hold_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_the_memory_does_not_hold_is_refused(site, monkeypatch):
     """Where a GPU evaluates, its memory counts and not the host's."""
     monkeypatch.setattr("hubmerge.machine.resources.memory_bytes", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="too big to be evaluated here"):
@@ -228,7 +225,7 @@ def test_a_model_that_the_memory_does_not_hold_is_refused(site: Site, monkeypatc
         site.ask("zoo/tool-agent")
 
 
-def test_a_site_that_evaluates_nothing_says_so(site: Site) -> None:
+def test_a_site_that_evaluates_nothing_says_so(site):
     without_account = Service(Settings(endpoint=site.settings.endpoint), site.store, VAULT, site.requests)
     for nothing in (without_account, Service(site.settings, site.store, VAULT)):
         assert nothing.suites == {}
@@ -236,7 +233,7 @@ def test_a_site_that_evaluates_nothing_says_so(site: Site) -> None:
             nothing.request_evaluation("zoo/base", "zoo", site.visitor("bob"))
 
 
-def test_a_site_whose_own_suite_does_not_exist_says_so(site: Site) -> None:
+def test_a_site_whose_own_suite_does_not_exist_says_so(site):
     misspelt = Service(site.settings.model_copy(update={"suite": "zo"}), site.store, VAULT, site.requests)
     with pytest.raises(EvaluationError, match="there is no such suite"):
         misspelt.request_evaluation("zoo/base", "", site.visitor("bob"))
@@ -244,14 +241,14 @@ def test_a_site_whose_own_suite_does_not_exist_says_so(site: Site) -> None:
         recorded_scores(Settings(results_repo="ada/results", suite="zo"))
 
 
-def test_suites_are_offered_the_site_s_own_first(site: Site) -> None:
+def test_suites_are_offered_the_site_s_own_first(site):
     assert list(site.service.suites) == ["zoo"]
     public = Settings(token=SecretStr("hf_x" * 10), suite="code")
     offered = [*Service(public, site.store, VAULT, site.requests).suites]
     assert (offered[0], "zoo" in offered, "math" in offered) == ("code", False, True)
 
 
-def test_the_queue_shows_what_a_page_holds_and_no_private_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_shows_what_a_page_holds_and_no_private_one(site, monkeypatch):
     monkeypatch.setattr("workflows.service.MOST_LISTED", 1)
     site.store.submit(evaluation_job(score("ada/hidden"), "ada", private=True))
     site.store.submit(evaluation_job(score("org/parent"), "ada", OF_PARENT))
@@ -262,7 +259,7 @@ def test_the_queue_shows_what_a_page_holds_and_no_private_one(site: Site, monkey
     assert "hidden" not in repr(queue)
 
 
-def test_a_merge_is_evaluated_with_the_suite_chosen_for_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_is_evaluated_with_the_suite_chosen_for_it(site, monkeypatch):
     monkeypatch.setattr(Service, "suites", {"zoo": "", "tool": ""})
     recipe = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
     ada = site.visitor("ada")
@@ -294,7 +291,7 @@ def _merged(site: Site, name: str, agent: str, private: bool) -> None:
     site.store.finish(job.id, job.fence, {"repo": f"ada/{name}", "commit": SHA, "use": "text-generation"})
 
 
-def test_the_evaluations_of_a_private_merge_are_its_owner_s_alone_but_for_parents_of_a_public_one(site: Site) -> None:
+def test_the_evaluations_of_a_private_merge_are_its_owner_s_alone_but_for_parents_of_a_public_one(site):
     _merged(site, "hidden", "ada/own-agent", private=True)
     _merged(site, "open", "ada/other-agent", private=False)
     site.tick()

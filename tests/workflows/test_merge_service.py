@@ -6,27 +6,18 @@ import json
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import FINAL, NOWHERE, FakeClock, claim, ended, make_worker, new_job, service_of, visitor
+from job_helpers import FINAL, NOWHERE, claim, ended, make_worker, new_job, service_of, visitor
 from pydantic import SecretStr
 from source_helpers import ZOO
 
 from hubmerge.engine.preview import PREVIEW_BYTES
-from hubmerge.errors import (
-    PermissionDeniedError,
-    RecipeError,
-    SourceNotFoundError,
-    TargetExistsError,
-    TimeLimitError,
-)
+from hubmerge.errors import PermissionDeniedError, RecipeError, SourceNotFoundError, TargetExistsError, TimeLimitError
 from hubmerge.output.plan_words import plan_summary
-from localhub.process import LocalHubProcess
 from workflows.app.submission import newest_ticket
 from workflows.jobs.jobs import JobNotFoundError, NewJob, State, iso
-from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.values import MergeRequest, Visitor
 
@@ -34,7 +25,7 @@ VAULT = TokenVault([b"test secret"])
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
 
 
-def test_a_merge_whose_repo_was_deleted_is_made_again_and_no_other(zoo_hub: LocalHubProcess, store: Store) -> None:
+def test_a_merge_whose_repo_was_deleted_is_made_again_and_no_other(zoo_hub, store):
     service = service_of(zoo_hub.endpoint, store)
     ada = visitor(zoo_hub, "ada")
     request = MergeRequest(RECIPE, "ada/made-again", private=False)
@@ -53,7 +44,7 @@ def test_a_merge_whose_repo_was_deleted_is_made_again_and_no_other(zoo_hub: Loca
     assert store.claim("worker") is not None
 
 
-def test_a_start_that_finds_a_job_is_told_from_one_that_starts_it(zoo_hub: LocalHubProcess, store: Store) -> None:
+def test_a_start_that_finds_a_job_is_told_from_one_that_starts_it(zoo_hub, store):
     service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
 
     def starts(target: str) -> bool:
@@ -65,7 +56,7 @@ def test_a_start_that_finds_a_job_is_told_from_one_that_starts_it(zoo_hub: Local
     assert starts("ada/two")  # once more
 
 
-def test_a_public_merge_under_way_does_not_stand_for_a_private_one(zoo_hub: LocalHubProcess, store: Store) -> None:
+def test_a_public_merge_under_way_does_not_stand_for_a_private_one(zoo_hub, store):
     service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
     openly = MergeRequest(RECIPE, "ada/under-way", private=False)
     job = service.submit(openly, ada)
@@ -76,7 +67,7 @@ def test_a_public_merge_under_way_does_not_stand_for_a_private_one(zoo_hub: Loca
     assert (again.id, again.private, store.get(job.id).payload["private"]) == (job.id, True, True)
 
 
-def test_a_merge_that_has_a_license_does_not_stand_for_one_with_another(zoo_hub: LocalHubProcess, store: Store) -> None:
+def test_a_merge_that_has_a_license_does_not_stand_for_one_with_another(zoo_hub, store):
     service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
     usual = MergeRequest(RECIPE, "ada/licensed", private=False)
     job = service.submit(usual, ada)
@@ -90,16 +81,14 @@ def test_a_merge_that_has_a_license_does_not_stand_for_one_with_another(zoo_hub:
     assert store.submit(new_job("older", "ada", payload={"licensed": "mit"})) == older
 
 
-def test_the_license_that_was_stated_for_a_merge_is_told_to_its_owner_alone(
-    zoo_hub: LocalHubProcess, store: Store
-) -> None:
+def test_the_license_that_was_stated_for_a_merge_is_told_to_its_owner_alone(zoo_hub, store):
     service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
     job = service.submit(MergeRequest(RECIPE, "ada/stated", private=False, license="apache-2.0"), ada)
     others = [service.job(job.id, who).license for who in (None, visitor(zoo_hub, "bob"))]
     assert (service.job(job.id, ada).license, others) == ("apache-2.0", [None, None])
 
 
-def test_a_published_merge_does_not_stand_for_one_with_another_license(zoo_hub: LocalHubProcess, store: Store) -> None:
+def test_a_published_merge_does_not_stand_for_one_with_another_license(zoo_hub, store):
     service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
     usual = MergeRequest(RECIPE, "ada/licensed-before", private=False)
     job = service.submit(usual, ada)
@@ -112,9 +101,7 @@ def test_a_published_merge_does_not_stand_for_one_with_another_license(zoo_hub: 
         service.submit(replace(usual, license="gpl-3.0"), ada)
 
 
-def test_a_job_needs_login_once_its_sign_in_has_ended(
-    zoo_hub: LocalHubProcess, tmp_path: Path, store: Store, clock: FakeClock
-) -> None:
+def test_a_job_needs_login_once_its_sign_in_has_ended(zoo_hub, tmp_path, store, clock):
     service = service_of(zoo_hub.endpoint, store)
     request = MergeRequest(RECIPE, "ada/later", private=False)
     ada = visitor(zoo_hub, "ada", expires_at=clock.now() + timedelta(hours=1))
@@ -136,9 +123,7 @@ def test_a_job_needs_login_once_its_sign_in_has_ended(
     assert (again.id, again.state, again.signed_in_until) == (queued.id, "queued", iso(later.expires_at))
 
 
-def test_models_without_a_license_start_once_the_form_states_one(
-    zoo_hub: LocalHubProcess, store: Store, tmp_path: Path
-) -> None:
+def test_models_without_a_license_start_once_the_form_states_one(zoo_hub, store, tmp_path):
     api, folder = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"]), tmp_path / "open"
     shutil.copytree(ZOO / "tool", folder)
     (folder / "README.md").unlink()
@@ -157,7 +142,7 @@ def test_models_without_a_license_start_once_the_form_states_one(
     assert job.state == State.QUEUED
 
 
-def test_a_merge_that_would_take_days_is_refused_at_once(zoo_hub: LocalHubProcess, store: Store) -> None:
+def test_a_merge_that_would_take_days_is_refused_at_once(zoo_hub, store):
     ada = visitor(zoo_hub, "ada")
     long = {**RECIPE, "method": "wudi", "parameters": {"steps": 100_000}}
     allowed = service_of(zoo_hub.endpoint, store, merge_hours=1000.0)
@@ -173,7 +158,7 @@ def test_a_merge_that_would_take_days_is_refused_at_once(zoo_hub: LocalHubProces
     assert not store.list_jobs()
 
 
-def test_a_failed_job_is_tried_again_with_its_owner_s_present_sign_in(zoo_hub: LocalHubProcess, store: Store) -> None:
+def test_a_failed_job_is_tried_again_with_its_owner_s_present_sign_in(zoo_hub, store):
     service = service_of(zoo_hub.endpoint, store)
     ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
     job = service.submit(MergeRequest(RECIPE, "ada/tried", private=False), ada)
@@ -192,7 +177,7 @@ def test_a_failed_job_is_tried_again_with_its_owner_s_present_sign_in(zoo_hub: L
     assert service.retry(job.id, ada).state == "queued"
 
 
-def test_everybody_may_know_how_many_public_jobs_are_under_way_however_many_wait(store: Store) -> None:
+def test_everybody_may_know_how_many_public_jobs_are_under_way_however_many_wait(store):
     service = service_of(NOWHERE, store)
     for number, kind in enumerate(("merge", "evaluate", *["merge"] * 60)):
         store.submit(new_job(str(number), f"user-{number}", kind=kind))
@@ -210,9 +195,7 @@ def test_everybody_may_know_how_many_public_jobs_are_under_way_however_many_wait
         ("merge", {}, "a sign-in's"),
     ],
 )
-def test_a_job_of_the_bot_s_own_is_retried_with_the_bot_s_token(
-    store: Store, kind: str, payload: dict[str, str], whose: str
-) -> None:
+def test_a_job_of_the_bot_s_own_is_retried_with_the_bot_s_token(store, kind, payload, whose):
     """A sign-in writes to no repo that it has not made, such as the results dataset."""
     store.submit(new_job("a", "ada", kind=kind, payload=payload))
     job = ended(store, FINAL)
@@ -220,7 +203,7 @@ def test_a_job_of_the_bot_s_own_is_retried_with_the_bot_s_token(
     assert VAULT.open(job.id, store.sealed_token(job.id), store.clock.now()).get_secret_value() == whose
 
 
-def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub: LocalHubProcess, store: Store) -> None:
+def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub, store):
     service = service_of(zoo_hub.endpoint, store)
     ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
     job = service.submit(MergeRequest(RECIPE, "ada/hidden-job", private=True), ada)
@@ -234,7 +217,7 @@ def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub: 
     assert store.get(job.id).state is State.QUEUED
 
 
-def test_a_look_into_a_few_layers_needs_the_right_to_read_the_models(zoo_hub: LocalHubProcess, store: Store) -> None:
+def test_a_look_into_a_few_layers_needs_the_right_to_read_the_models(zoo_hub, store):
     api = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"])
     api.create_repo("ada/hidden-agent", private=True)
     api.upload_folder(repo_id="ada/hidden-agent", folder_path=ZOO / "tool")

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from huggingface_hub import HfApi
-from job_helpers import NOWHERE, FakeClock, claim, ended, job_id, service_of, visitor
+from job_helpers import NOWHERE, claim, ended, job_id, service_of, visitor
 
 from hubmerge.errors import SourceNotFoundError
 from localhub.process import LocalHubProcess
@@ -40,7 +39,7 @@ def publish(store: Store, name: str, use: str = "text-generation", **payload: An
     ended(store, repo=f"ann/{name}", commit=SHA, use=use)
 
 
-def test_everybody_sees_public_merges_and_never_a_private_one(store: Store) -> None:
+def test_everybody_sees_public_merges_and_never_a_private_one(store):
     for name, user, private in (("one", "ann", False), ("two", "bob", True), ("three", "bob", False)):
         store.submit(merge(name, user, private=private))
     store.submit(merge("four", "cleo"))
@@ -53,7 +52,7 @@ def test_everybody_sees_public_merges_and_never_a_private_one(store: Store) -> N
     assert {view.target for view in service.jobs(bob)} == {"bob/two", "bob/three"}
 
 
-def test_the_user_of_a_merge_sees_the_evaluations_that_the_bot_runs_for_it(store: Store) -> None:
+def test_the_user_of_a_merge_sees_the_evaluations_that_the_bot_runs_for_it(store):
     publish(store, "made")
     waits = [("merge", "ann/made", "waiting"), ("base", "zoo/base", "waiting"), ("agent", "zoo/math", "waiting")]
     assert [(s.role, s.model, s.state) for s in view_of(store, "made").evaluations] == waits
@@ -66,7 +65,7 @@ def test_the_user_of_a_merge_sees_the_evaluations_that_the_bot_runs_for_it(store
     assert [s.state for s in scorings] == ["queued", "waiting", "waiting"]
 
 
-def test_a_merge_that_nobody_evaluates_promises_no_scores(store: Store) -> None:
+def test_a_merge_that_nobody_evaluates_promises_no_scores(store):
     ann = Visitor("ann", "t", ("ann",))
     publish(store, "hidden", private=True)
     publish(store, "plain")
@@ -79,7 +78,7 @@ def test_a_merge_that_nobody_evaluates_promises_no_scores(store: Store) -> None:
     assert [s.state for s in view_of(store, "hidden", ann).evaluations] == ["queued", "waiting", "waiting"]
 
 
-def test_the_evaluations_of_a_merge_are_those_of_its_suite(store: Store) -> None:
+def test_the_evaluations_of_a_merge_are_those_of_its_suite(store):
     publish(store, "made")
     for suite in ("zoo", "math"):
         store.submit(evaluation("zoo/base", "b" * 40, suite))
@@ -92,9 +91,7 @@ def test_the_evaluations_of_a_merge_are_those_of_its_suite(store: Store) -> None
     assert [s.state for s in own] == ["queued", "queued", "queued"]
 
 
-def test_a_list_of_merges_looks_for_all_their_evaluations_at_once(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_of_merges_looks_for_all_their_evaluations_at_once(store, monkeypatch):
     for name in ("one", "two", "three"):
         publish(store, name)
     store.submit(evaluation("ann/two"))
@@ -105,7 +102,7 @@ def test_a_list_of_merges_looks_for_all_their_evaluations_at_once(
     assert looks == [5]  # three merges, a base and an agent
 
 
-def test_evaluations_of_a_merge_are_sought_among_the_newest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluations_of_a_merge_are_sought_among_the_newest(store, monkeypatch):
     for name in "ab":
         store.submit(evaluation(f"ann/{name}"))
     pins = {(f"ann/{name}", SHA) for name in "ab"}
@@ -114,14 +111,14 @@ def test_evaluations_of_a_merge_are_sought_among_the_newest(store: Store, monkey
     assert [job.payload["model"] for job in store.evaluations_of(pins)] == ["ann/b"]
 
 
-def test_the_place_in_the_queue_counts_jobs_of_the_same_worker_alone(store: Store) -> None:
+def test_the_place_in_the_queue_counts_jobs_of_the_same_worker_alone(store):
     store.submit(evaluation("ann/x"))
     store.submit(merge("one"))
     store.submit(merge("two"))
     assert [view_of(store, name).queue_position for name in ("one", "two")] == [1, 2]
 
 
-def test_what_a_step_usually_takes_is_the_median_of_earlier_jobs(store: Store, clock: FakeClock) -> None:
+def test_what_a_step_usually_takes_is_the_median_of_earlier_jobs(store, clock):
     for number, seconds in enumerate((10, 20, 90)):
         store.submit(merge(f"m{number}"))
         job = claim(store)
@@ -141,7 +138,7 @@ def test_what_a_step_usually_takes_is_the_median_of_earlier_jobs(store: Store, c
     assert view_of(store, "next").after_s == 5.0
 
 
-def test_statistics_keep_no_step_out_of_the_log(store: Store) -> None:
+def test_statistics_keep_no_step_out_of_the_log(store):
     store.submit(merge("long"))
     job = claim(store)
     store.append_events(job.id, job.fence, [("stage", {"stage": "merge"})])
@@ -157,8 +154,8 @@ def service(local_hub: LocalHubProcess, store: Store) -> Service:
 
 
 def test_card_and_report_come_with_the_commit_and_the_license_and_a_file_without_measure_is_left_out(
-    service: Service, ada: HfApi, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    service, ada, name, monkeypatch
+):
     ada.create_repo(name)
     for path, data in (("README.md", b"---\nlicense: [mit]\n---\n# It\n"), ("hubmerge.json", b'{"hubmerge": "1"}')):
         ada.upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=name)
@@ -178,11 +175,11 @@ def test_card_and_report_come_with_the_commit_and_the_license_and_a_file_without
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "[1]", "{", "", '{"x": "\\ud800"}', '{"x": NaN}', '{"x": %s}' % ("[" * 900 + "]" * 900)]
 )
-def test_a_report_that_is_none_or_that_an_answer_could_tell_nobody_is_empty(text: str) -> None:
+def test_a_report_that_is_none_or_that_an_answer_could_tell_nobody_is_empty(text):
     assert _report(text) == {}
 
 
-def test_a_private_model_is_read_by_its_owner_alone(service: Service, ada: HfApi, local_hub: LocalHubProcess) -> None:
+def test_a_private_model_is_read_by_its_owner_alone(service, ada, local_hub):
     ada.create_repo("ada/private-one", private=True)
     assert not service.published("ada/private-one", None, visitor(local_hub, "ada")).is_open
     for stranger in (None, visitor(local_hub, "bob")):

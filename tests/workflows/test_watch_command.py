@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from processes import ROOT, Refused, act_as_ada, until
-from watch_helpers import Agents, rule_data
+from processes import ROOT, act_as_ada, until
+from watch_helpers import rule_data
 
 from hubmerge.cli.main import main
 from localhub.process import LocalHubProcess
@@ -37,9 +37,7 @@ def written(folder: Path, base: str, **changes: Any) -> str:
     return str(path)
 
 
-def test_a_dry_run_prints_what_once_queues(
-    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_prints_what_once_queues(agents, tmp_path, monkeypatch, capsys):
     base, names = agents.family(2)
     closed = agents.agent(base)
     agents.api.update_repo_settings(closed, private=True)
@@ -78,12 +76,12 @@ def test_a_dry_run_prints_what_once_queues(
     store.close()
 
 
-def test_a_turn_that_was_not_possible_is_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_turn_that_was_not_possible_is_an_exit_code(tmp_path, capsys):
     assert main(["watch", written(tmp_path, "ada/never-made"), "--once"]) == 1
     assert "E_SOURCE" in capsys.readouterr().out
 
 
-def test_wrong_rules_are_refused_before_anything_is_done(tmp_path: Path, refused: Refused) -> None:
+def test_wrong_rules_are_refused_before_anything_is_done(tmp_path, refused):
     wrong, right = written(tmp_path, "ada/x", name="wrong", budget=0), written(tmp_path, "ada/x")
     missing = str(tmp_path / "missing.yaml")
     for paths, told in (([wrong], "budget"), ([right, right], "one name"), ([missing], "got No such file")):
@@ -102,7 +100,7 @@ main(["watch", sys.argv[1]])
 """
 
 
-def test_a_silent_hub_does_not_keep_the_command_from_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_hub_does_not_keep_the_command_from_ending(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         command = [sys.executable, "-c", ENDS_SOON, written(tmp_path, "ada/base")]
@@ -113,9 +111,7 @@ def test_a_silent_hub_does_not_keep_the_command_from_ending(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(("token", "owner"), [("", "ada"), (None, "bob")], ids=["no token", "another's rule"])
-def test_a_command_that_could_never_merge_does_not_begin_to_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused, token: str | None, owner: str
-) -> None:
+def test_a_command_that_could_never_merge_does_not_begin_to_watch(tmp_path, monkeypatch, refused, token, owner):
     if token is not None:
         monkeypatch.setenv("HF_TOKEN", token)
     stopped = Event()
@@ -124,7 +120,7 @@ def test_a_command_that_could_never_merge_does_not_begin_to_watch(
     assert "E_LOGIN" in refused("watch", written(tmp_path, "ada/base", owner=owner))
 
 
-def test_a_new_agent_is_merged_unattended(agents: Agents, local_hub: LocalHubProcess, tmp_path: Path) -> None:
+def test_a_new_agent_is_merged_unattended(agents, local_hub, tmp_path):
     """The command as users run it: push with the real client, and a merged repo with a card follows."""
     base = agents.base()
     agents.agent(base)

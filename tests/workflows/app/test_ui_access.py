@@ -9,7 +9,6 @@ before compression of what is hubmerge's: the HTML, the config of the components
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -50,7 +49,7 @@ def site(served: Site) -> Site:
     return served
 
 
-def test_every_page_is_looked_at() -> None:
+def test_every_page_is_looked_at():
     assert {page.path for page in PAGES} <= {ADDRESSES[name].partition("?")[0] for name in FULLEST}
 
 
@@ -100,9 +99,7 @@ def narrowed(page: Any, width: int) -> None:
 
 
 @pytest.mark.parametrize("name", ADDRESSES)
-def test_a_page_is_accessible_in_light_and_dark_at_three_widths_stays_in_place_and_is_small(
-    site: Site, open_page: Any, name: str
-) -> None:
+def test_a_page_is_accessible_in_light_and_dark_at_three_widths_stays_in_place_and_is_small(site, open_page, name):
     url = f"{site.url}/{ADDRESSES[name]}"
     page, asked, finished, moved = at_rest(open_page, url, 1440, polls=name in POLLING)
     assert moved < MOST
@@ -124,7 +121,7 @@ def test_a_page_is_accessible_in_light_and_dark_at_three_widths_stays_in_place_a
         assert width == 360 or not objections(page)
 
 
-def test_what_a_colour_alone_says_is_seen_on_paper_and_in_the_visitor_s_own_colours(site: Site, open_page: Any) -> None:
+def test_what_a_colour_alone_says_is_seen_on_paper_and_in_the_visitor_s_own_colours(site, open_page):
     page = open_page("about:blank", "ada")
     opened(page, f"{site.url}/{ADDRESSES['merge-filled']}")()
     page.emulate_media(forced_colors="active")
@@ -139,14 +136,12 @@ def test_what_a_colour_alone_says_is_seen_on_paper_and_in_the_visitor_s_own_colo
     assert {dot.evaluate(style)[0] for dot in page.locator(".hm-track, .hm-dot").all()} == {"exact"}
 
 
-def test_a_picture_of_a_page_is_kept_in_light_and_dark(site: Site, chromium: Any, tmp_path: Path) -> None:
+def test_a_picture_of_a_page_is_kept_in_light_and_dark(site, chromium, tmp_path):
     pictures(chromium, {"home": site.url}, [390], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"home-390-light.png", "home-390-dark.png"}
 
 
-def test_a_long_board_is_as_small_and_its_first_rows_are_there_soon_after_the_home_page_would_be(
-    site: Site, open_page: Any
-) -> None:
+def test_a_long_board_is_as_small_and_its_first_rows_are_there_soon_after_the_home_page_would_be(site, open_page):
     def seconds_until(path: str, selector: str) -> float:
         page = open_page("about:blank")
         began = time.monotonic()

@@ -19,13 +19,12 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 from pages_fake import FakeService, job_view
-from pages_session import Site, session_cookie
+from pages_session import session_cookie
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from hubmerge.errors import LoginError, SettingsError
 from hubmerge.settings import Settings
-from localhub.process import LocalHubProcess
 from workflows import serve
 from workflows.app.app import QUEUE_MAX, build_app, launch_app
 from workflows.app.lanes import ANONYMOUS_EACH
@@ -46,7 +45,7 @@ print(answer.headers["location"])
 """
 
 
-def test_other_routes_are_served_beside_the_pages_and_guarded_like_them() -> None:
+def test_other_routes_are_served_beside_the_pages_and_guarded_like_them():
     def hook(request: object) -> PlainTextResponse:
         return PlainTextResponse("hooked")
 
@@ -60,7 +59,7 @@ def test_other_routes_are_served_beside_the_pages_and_guarded_like_them() -> Non
         assert "Sign-in is not set up here." in page.text  # no provider was given
 
 
-def test_no_event_has_two_handlers_that_wait_for_their_last_turn(pages: Site) -> None:
+def test_no_event_has_two_handlers_that_wait_for_their_last_turn(pages):
     """gradio repeats the whole event for each that waited, so that two of them make each other wait for ever."""
     waiting = Counter(
         tuple(target)
@@ -72,7 +71,7 @@ def test_no_event_has_two_handlers_that_wait_for_their_last_turn(pages: Site) ->
     assert max(waiting.values()) == 1
 
 
-def test_a_taken_port_is_an_error_and_not_another_port(pages: Site) -> None:
+def test_a_taken_port_is_an_error_and_not_another_port(pages):
     port = urlsplit(pages.url).port
     assert port is not None
     taken = rf"cannot listen there in 127\.0\.0\.1:{port}: got .*Address already in use"
@@ -81,7 +80,7 @@ def test_a_taken_port_is_an_error_and_not_another_port(pages: Site) -> None:
 
 
 @pytest.mark.slow
-def test_an_open_page_does_not_keep_the_app_from_ending() -> None:
+def test_an_open_page_does_not_keep_the_app_from_ending():
     with launch_app(FakeService(), SETTINGS, port=0) as running:
         page = urllib.request.urlopen(f"{running.url}/gradio_api/heartbeat/a-visitor", timeout=10)
         ending = threading.Thread(target=running.stop, daemon=True)
@@ -91,9 +90,7 @@ def test_an_open_page_does_not_keep_the_app_from_ending() -> None:
         page.close()
 
 
-def test_an_app_without_a_secret_says_who_can_read_the_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_app_without_a_secret_says_who_can_read_the_tokens(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(serve, "Bot", Mock(side_effect=InterruptedError))  # and nothing after it
     monkeypatch.setattr(serve, "set_up_logging", Mock())
     client = {"oauth_client_id": "id", "oauth_client_secret": "a long secret"}
@@ -105,13 +102,13 @@ def test_an_app_without_a_secret_says_who_can_read_the_tokens(
 
 
 @pytest.mark.parametrize(("space", "how"), [(None, "registered on the Hub"), ("ada/merge", "`hf_oauth: true`")])
-def test_without_an_oauth_client_nothing_starts(space: str | None, how: str, tmp_path: Path) -> None:
+def test_without_an_oauth_client_nothing_starts(space, how, tmp_path):
     with pytest.raises(LoginError, match=how):
         serve.serve(Settings(space_id=space, data_dir=tmp_path / "data"), host="127.0.0.1", port=0)
     assert not (tmp_path / "data").exists()
 
 
-def test_a_call_of_a_program_leaves_little_in_memory() -> None:
+def test_a_call_of_a_program_leaves_little_in_memory():
     with launch_app(FakeService(), SETTINGS, port=0) as running:
 
         def call() -> None:
@@ -129,7 +126,7 @@ def test_a_call_of_a_program_leaves_little_in_memory() -> None:
             tracemalloc.stop()
 
 
-def test_the_queue_is_bounded_and_skipping_it_is_not_allowed() -> None:
+def test_the_queue_is_bounded_and_skipping_it_is_not_allowed():
     demo = build_app(FakeService(), settings=SETTINGS, sign_in=False)
     assert demo._queue.max_size == QUEUE_MAX
     assert demo.api_open is False
@@ -140,7 +137,7 @@ def test_the_queue_is_bounded_and_skipping_it_is_not_allowed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["spaces", ""], ids=["gradio", "docker"])  # set for the Gradio SDK alone
-def test_on_a_space_gradio_signs_in_with_the_platform_s_client(local_hub: LocalHubProcess, system: str) -> None:
+def test_on_a_space_gradio_signs_in_with_the_platform_s_client(local_hub, system):
     environment = {
         "SYSTEM": system,
         "HF_TOKEN": local_hub.tokens["ada"],  # the bot's, whom no visitor is
@@ -170,7 +167,7 @@ def test_on_a_space_gradio_signs_in_with_the_platform_s_client(local_hub: LocalH
 
 
 @pytest.mark.slow
-def test_the_hidden_handlers_of_the_pages_are_authorised_too(pages: Site) -> None:
+def test_the_hidden_handlers_of_the_pages_are_authorised_too(pages):
     """Every event of the app is called by its number, as bob and as nobody; ada's private job stays as it is."""
     job = "1" * 64
     pages.service.put([job_view(job, private=True, target="ada/secret")])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from typing import Any
 
 import gradio as gr
 import httpx
@@ -72,9 +71,7 @@ def url(pages: Site, source: FakeBoard) -> str:
 
 
 @pytest.mark.browser
-def test_the_board_ranks_sorts_by_the_keyboard_has_views_searches_and_leads_to_a_model_s_page(
-    url: str, open_page: Any
-) -> None:
+def test_the_board_ranks_sorts_by_the_keyboard_has_views_searches_and_leads_to_a_model_s_page(url, open_page):
     page = open_page(url)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/board/page" in request.url else None)
@@ -122,7 +119,7 @@ def test_the_board_ranks_sorts_by_the_keyboard_has_views_searches_and_leads_to_a
 
 
 @pytest.mark.browser
-def test_filters_chart_and_comparison_are_addresses_that_a_phone_shows_too(url: str, open_page: Any) -> None:
+def test_filters_chart_and_comparison_are_addresses_that_a_phone_shows_too(url, open_page):
     page = open_page(f"{url}/leaderboard?kind=merges&sort=model&cols=overall")
     page.locator("#board tbody th").first.wait_for()
     models = [head.inner_text().split()[0] for head in page.locator("#board tbody th").all()]
@@ -174,7 +171,7 @@ def test_filters_chart_and_comparison_are_addresses_that_a_phone_shows_too(url: 
 # --- files -----------------------------------------------------------------------------------------------
 
 
-def test_the_board_is_served_as_files_which_follow_the_filters_and_state_their_maximum(url: str) -> None:
+def test_the_board_is_served_as_files_which_follow_the_filters_and_state_their_maximum(url):
     def rows(query: str) -> list[dict[str, str]]:
         return list(csv.DictReader(io.StringIO(httpx.get(f"{url}/board/trio.csv{query}").text)))
 
@@ -192,7 +189,7 @@ def test_the_board_is_served_as_files_which_follow_the_filters_and_state_their_m
     assert {httpx.get(f"{url}/board/none.{kind}").status_code for kind in ("csv", "json")} == {404}
 
 
-def test_a_board_that_cannot_be_had_is_no_broken_page(url: str, source: FakeBoard) -> None:
+def test_a_board_that_cannot_be_had_is_no_broken_page(url, source):
     source.content = Board()
     assert "No results yet" in httpx.get(f"{url}/board/page").text
     source.failure = HubUnavailableError(HOSTILE, where=HOSTILE)
@@ -203,7 +200,7 @@ def test_a_board_that_cannot_be_had_is_no_broken_page(url: str, source: FakeBoar
     assert ("&lt;img src=x" in answer.text, "<img" in answer.text) == (True, False)
 
 
-def test_the_whole_board_is_written_once_and_anew_when_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_board_is_written_once_and_anew_when_it_has_changed(monkeypatch):
     made, source = list[Board](), FakeBoard(full_board())
     name = "workflows.app.leaderboard_page.board_json"
     monkeypatch.setattr(name, lambda board: made.append(board) or board_json(board))
@@ -226,28 +223,28 @@ def view_of(board: Board, query: str) -> str:
 
 
 @pytest.mark.parametrize("measures", [True, False])
-def test_the_page_leads_to_an_evaluation_where_models_are_measured(measures: bool) -> None:
+def test_the_page_leads_to_an_evaluation_where_models_are_measured(measures):
     with gr.Blocks() as demo:
         leaderboard_page(measures=measures)
     told = "".join(str(getattr(block, "value", "")) for block in demo.blocks.values())
     assert ("Submit a model" in told) is measures
 
 
-def test_values_that_look_equal_are_equally_good_in_a_comparison() -> None:
+def test_values_that_look_equal_are_equally_good_in_a_comparison():
     scores = {"org/a": 0.50001, "org/b": 0.50002, "org/c": 0.4}
     [suite] = build_board([result(name, "a", {"math": score}) for name, score in scores.items()]).suites
     assert comparison(suite.rows, suite).count("<strong>50.0 (") == 2
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_foreign_text_stays_text_in_every_column(view: str) -> None:
+def test_foreign_text_stays_text_in_every_column(view):
     board = full_board()
     every = "&".join(f"cols={key}" for key in columns(trio(board)))
     for query in (f"view={view}", every, f"q={HOSTILE[:60]}", "cols=%3Cimg&sort=%3Cimg&base=%3Cimg"):
         assert "<img" not in view_of(board, query)
 
 
-def test_a_failed_run_shows_no_number_and_a_long_text_of_a_stranger_is_cut() -> None:
+def test_a_failed_run_shows_no_number_and_a_long_text_of_a_stranger_is_cut():
     suite = trio(full_board())
     row = next(r for r in suite.rows if r.model == "org/broken")
     assert [columns(suite)[key].text(row) for key in ("rank", "overall", "kept")] == ["–"] * 3
@@ -258,7 +255,7 @@ def test_a_failed_run_shows_no_number_and_a_long_text_of_a_stranger_is_cut() -> 
     assert (len(text), text[-1]) == (120, "…")
 
 
-def test_a_page_has_few_rows_and_every_rank_of_the_whole_board_can_be_reached() -> None:
+def test_a_page_has_few_rows_and_every_rank_of_the_whole_board_can_be_reached():
     board = long_board()
     total = len(board.suites[0].rows)
     seen = []
@@ -272,7 +269,7 @@ def test_a_page_has_few_rows_and_every_rank_of_the_whole_board_can_be_reached() 
     assert len(view_of(board, "")) < 400_000
 
 
-def test_an_order_puts_what_has_no_value_last_either_way_up() -> None:
+def test_an_order_puts_what_has_no_value_last_either_way_up():
     suite = trio(full_board())
     for sort in ("overall", "-overall"):
         values = [row.overall for row in matching(suite, BoardQuery(sort=sort))]
@@ -282,7 +279,7 @@ def test_an_order_puts_what_has_no_value_last_either_way_up() -> None:
         assert None in values
 
 
-def test_the_filters_leave_what_they_say() -> None:
+def test_the_filters_leave_what_they_say():
     suite = trio(full_board())
 
     def left(**filters: str) -> set[str]:
@@ -313,13 +310,13 @@ def test_the_filters_leave_what_they_say() -> None:
         (f"q={'x' * 101}", "cut to 100 characters"),
     ],
 )
-def test_what_is_wrong_in_an_address_is_said_and_the_rest_is_shown(query: str, told: str) -> None:
+def test_what_is_wrong_in_an_address_is_said_and_the_rest_is_shown(query, told):
     text = view_of(full_board(), query)
     assert told in text
     assert "<table" in text
 
 
-def test_an_address_gives_the_state_that_it_was_made_from() -> None:
+def test_an_address_gives_the_state_that_it_was_made_from():
     board = full_board()
     state = BoardQuery(
         view="skills", q="org", kind="merges", method="ram_plus", sort="-overall", cols=("rank", "model", "license"),
@@ -333,7 +330,7 @@ def test_an_address_gives_the_state_that_it_was_made_from() -> None:
     assert "At most 5" in answer.wrong[0]
 
 
-def test_a_name_without_a_commit_is_compared_by_the_model_s_newest_row() -> None:
+def test_a_name_without_a_commit_is_compared_by_the_model_s_newest_row():
     newer = result("org/code", "9", {"math": 0.3, "instruction": 0.4, "code": 0.7}, created="2026-02-02T00:00:00+00:00")
     board = build_board([*family(), newer])
     assert {r.sha[:7] for r in trio(board).rows if r.model == "org/code"} == {"ddddddd", "9999999"}
@@ -342,7 +339,7 @@ def test_a_name_without_a_commit_is_compared_by_the_model_s_newest_row() -> None
     assert answer.wrong == ["“org/none” is not on this board, so it is not compared."]
 
 
-def test_the_merges_tab_shows_merges_and_the_other_tabs_every_model() -> None:
+def test_the_merges_tab_shows_merges_and_the_other_tabs_every_model():
     board = full_board()
 
     def behind(tab: str, query: str) -> BoardQuery:
@@ -356,13 +353,13 @@ def test_the_merges_tab_shows_merges_and_the_other_tabs_every_model() -> None:
     assert behind("skills", "kind=others").kind == "others"  # what a reader chose stays
 
 
-def test_a_suite_s_files_are_found_whatever_its_name(url: str, source: FakeBoard) -> None:
+def test_a_suite_s_files_are_found_whatever_its_name(url, source):
     source.content = build_board([result("org/m", "a", {"math": 0.5}, suite="c++")])
     assert "board/c%2B%2B.csv" in view_of(source.content, "")
     assert "org/m" in httpx.get(f"{url}/board/c%2B%2B.csv?sort=model").text
 
 
-def test_a_lineage_in_a_circle_or_of_many_generations_is_drawn_and_ends() -> None:
+def test_a_lineage_in_a_circle_or_of_many_generations_is_drawn_and_ends():
     ring = [
         result("x/a", "1", {"math": 0.5}, parents=(parent("x/b", "2", "base"), parent("x/c", "3"))),
         result("x/b", "2", {"math": 0.5}, parents=(parent("x/a", "1", "base"), parent("x/c", "3"))),
@@ -386,7 +383,7 @@ def test_a_lineage_in_a_circle_or_of_many_generations_is_drawn_and_ends() -> Non
     assert str(lineage_section(top, board)).count("<li>") <= 61
 
 
-def test_methods_and_suites_are_named_in_words_and_the_version_stands_in_the_definitions() -> None:
+def test_methods_and_suites_are_named_in_words_and_the_version_stands_in_the_definitions():
     board = build_board(family())
     for told in (score_chart(trio(board)), chart_table(trio(board))):
         assert ("RAM+" in told, "ram_plus" in told) == (True, False)
@@ -402,7 +399,7 @@ def test_methods_and_suites_are_named_in_words_and_the_version_stands_in_the_def
     assert "code, version 12eb9478, test split." in definitions
 
 
-def test_a_chart_of_nothing_is_a_sentence_and_one_of_many_merges_leaves_out_their_intervals() -> None:
+def test_a_chart_of_nothing_is_a_sentence_and_one_of_many_merges_leaves_out_their_intervals():
     assert "<svg" not in score_chart(trio(build_board(family()[:3])))
     assert score_chart(trio(build_board(family())), "math").count("<circle") == 1
     assert "<circle" not in score_chart(trio(build_board(family())), "no such domain")
@@ -417,12 +414,12 @@ def test_a_chart_of_nothing_is_a_sentence_and_one_of_many_merges_leaves_out_thei
     assert ("hm-whisker" in many, many.count("<circle"), "The best 300 merges." in many) == (False, 300, True)
 
 
-def test_a_merge_whose_parents_wait_says_how_many_are_scored() -> None:
+def test_a_merge_whose_parents_wait_says_how_many_are_scored():
     [row] = trio(build_board(family()[-1:])).rows
     assert skills_text(row) == "0 of 3 parents scored"
 
 
-def test_the_joined_suites_share_one_section() -> None:
+def test_the_joined_suites_share_one_section():
     results = [
         result(p["id"], p["sha"][0], {d: 0.3}, suite=d) for p in PARENTS for d in ("math", "code")
     ] + [result("org/merge", "e", {"math": 0.5}, suite="math", parents=PARENTS),
@@ -435,13 +432,13 @@ def test_the_joined_suites_share_one_section() -> None:
     assert "code failed: E_EVALUATION" in text
 
 
-def test_a_list_of_refusals_shows_as_many_as_a_page_holds() -> None:
+def test_a_list_of_refusals_shows_as_many_as_a_page_holds():
     told = str(refused_panel([Refusal(f"results/{k}.json", "none") for k in range(55)]))
     assert (told.count("results/"), "And 5 more." in told) == (50, True)
 
 
 @pytest.mark.parametrize("created", ["0001-01-01T00:00:00+23:59", "x" * 2000])
-def test_no_value_that_a_result_file_may_hold_breaks_a_page(created: str) -> None:
+def test_no_value_that_a_result_file_may_hold_breaks_a_page(created):
     *parents, merge = family()
     facts = {
         "created": created,

@@ -105,7 +105,7 @@ def wait_for_the_end(page: Any) -> None:
 
 
 @pytest.mark.timeout(900)  # models are evaluated meanwhile; before any browser, beside which no loop of asyncio runs
-def test_the_calls_of_the_docs_work_as_they_stand(demo: Demo) -> None:
+def test_the_calls_of_the_docs_work_as_they_stand(demo):
     """Line by line, with this demo's address and the token that the page names."""
     token = default_users().first_tokens()["ada"]
     *calls, settings = (
@@ -143,9 +143,7 @@ def test_the_calls_of_the_docs_work_as_they_stand(demo: Demo) -> None:
     assert done["job"]["id"] in {job["id"] for job in mine}
 
 
-def test_a_merge_of_the_zoo_outlives_its_killed_worker_and_app_and_no_token_is_on_the_disk(
-    demo: Demo, open_page: Any
-) -> None:
+def test_a_merge_of_the_zoo_outlives_its_killed_worker_and_app_and_no_token_is_on_the_disk(demo, open_page):
     agents = "&".join(f"agent=zoo/{name}-agent" for name in ("math", "tool", "mem"))
     form = f"{demo.url}/merge?base=zoo/base&{agents}&method=ram_plus"
     page = open_page(form)
@@ -181,7 +179,7 @@ def test_a_merge_of_the_zoo_outlives_its_killed_worker_and_app_and_no_token_is_o
             assert b"hf_oauth_" not in path.read_bytes(), path
 
 
-def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo: Demo, open_page: Any) -> None:
+def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo, open_page):
     tokens, zoo = default_users().first_tokens(), Path(__file__).resolve().parents[3] / "examples" / "zoo"
     ada, bob = (HfApi(demo.hub.endpoint, token=tokens[name]) for name in ("ada", "bob"))
     bob.create_repo("bob/gated-base")

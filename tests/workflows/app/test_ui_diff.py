@@ -49,9 +49,7 @@ def job_of(site: Site, **changes: Any) -> str:
 
 
 @pytest.mark.browser
-def test_from_an_address_to_the_result_which_only_who_is_signed_in_starts_and_its_owner_cancels(
-    site: Site, zoo_diff: Diff
-) -> None:
+def test_from_an_address_to_the_result_which_only_who_is_signed_in_starts_and_its_owner_cancels(site, zoo_diff):
     anybody = site.open(ADDRESS)
     shown(anybody, "#diff", "Sign in to have them compared")
     anybody.locator("#compare").click()
@@ -99,7 +97,7 @@ def test_from_an_address_to_the_result_which_only_who_is_signed_in_starts_and_it
 
 
 @pytest.mark.browser
-def test_an_address_that_names_nothing_to_compare_is_said(site: Site) -> None:
+def test_an_address_that_names_nothing_to_compare_is_said(site):
     page = site.open("/diff")
     shown(page, "#diff", "Choose a model")
     for agent, words in (
@@ -112,21 +110,21 @@ def test_an_address_that_names_nothing_to_compare_is_said(site: Site) -> None:
         untouched(page)
 
 
-def test_text_of_strangers_stays_text(zoo_diff: Diff) -> None:
+def test_text_of_strangers_stays_text(zoo_diff):
     tensors = {HOSTILE: next(iter(zoo_diff.tensors.values()))}
     told = {"architecture": HOSTILE, "warnings": (HOSTILE,), "tensors": tensors, "shapes": {HOSTILE: (1,)}}
     panel = diff_panel(replace(zoo_diff, **told))
     assert (f'<th scope="row">{escape(HOSTILE)}' in panel, "<img src=x" in panel) == (True, False)
 
 
-def test_a_model_with_itself_says_that_nothing_changed_and_shows_no_figure(zoo_diff: Diff) -> None:
+def test_a_model_with_itself_says_that_nothing_changed_and_shows_no_figure(zoo_diff):
     same = replace(zoo_diff, total=replace(zoo_diff.total, identical=zoo_diff.total.elements))
     panel = diff_panel(same)
     assert "Nothing changed" in panel
     assert "<img" not in panel
 
 
-def test_names_in_an_address_are_cut() -> None:
+def test_names_in_an_address_are_cut():
     assert [len(name) for name in names_of({"base": "b" * 500, "agent": "a"})] == [400, 1]
     with pytest.raises(RecipeError):
         checked_comparison("org/" + "b" * 500, "org/a", "https://huggingface.co")

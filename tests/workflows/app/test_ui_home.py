@@ -27,7 +27,7 @@ DATA = DOCS / "data" / "zoo_evaluation.json"
 SHA = "a" * 40
 
 
-def test_the_figure_shows_what_was_measured() -> None:
+def test_the_figure_shows_what_was_measured():
     measured = {entry["model"]: entry for entry in json.loads(DATA.read_text("utf-8"))}
     for task, (_, scores) in MEASURED.items():
         models = ("zoo/base", f"zoo/{task}", "linear", "ram_plus_stochastic")
@@ -36,7 +36,7 @@ def test_the_figure_shows_what_was_measured() -> None:
     assert "97.8%" in skills_figure()
 
 
-def test_the_latest_merges_come_newest_first_each_model_once() -> None:
+def test_the_latest_merges_come_newest_first_each_model_once():
     board = build_board(family())
     [suite] = board.suites
     [merge] = latest_merges(board)
@@ -48,7 +48,7 @@ def test_the_latest_merges_come_newest_first_each_model_once() -> None:
     assert [(row.model, row.sha) for row in found] == [(merge.model, newer.sha), ("org/other", merge.sha)]
 
 
-def test_home_tells_what_is_under_way_and_nothing_of_private_jobs() -> None:
+def test_home_tells_what_is_under_way_and_nothing_of_private_jobs():
     service = FakeService()
     assert "Nothing is running" in _standing(service, None)
     running = {"state": "running", "queue_position": None}
@@ -59,7 +59,7 @@ def test_home_tells_what_is_under_way_and_nothing_of_private_jobs() -> None:
     assert "ada" not in told
 
 
-def test_home_is_of_use_while_board_or_jobs_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_is_of_use_while_board_or_jobs_cannot_be_had(monkeypatch):
     told = _standing(FakeService(), FakeBoard(failure=HubUnavailableError("away")))
     assert "Nothing is running" in told
     monkeypatch.setattr(FakeService, "under_way", Mock(side_effect=DatabaseBusyError("the job database is busy")))
@@ -67,7 +67,7 @@ def test_home_is_of_use_while_board_or_jobs_cannot_be_had(monkeypatch: pytest.Mo
     assert ("org/merge" in told, "skills:" in told, "cannot be told" in told) == (True, True, True)
 
 
-def test_every_method_is_there_with_one_sentence_and_the_rest_folded() -> None:
+def test_every_method_is_there_with_one_sentence_and_the_rest_folded():
     shown = str(_methods())
     for name, method in registry().items():
         assert f'<details id="{name}">' in shown or f'id="{name}"' in shown
@@ -76,7 +76,7 @@ def test_every_method_is_there_with_one_sentence_and_the_rest_folded() -> None:
     assert "arXiv" in shown
 
 
-def test_the_words_are_those_of_the_glossary() -> None:
+def test_the_words_are_those_of_the_glossary():
     shown = str(_words())
     assert _page("glossary.md") == (DOCS / "glossary.md").read_text("utf-8")
     assert shown.count("<details") == (DOCS / "glossary.md").read_text("utf-8").count("\n## ")
@@ -85,7 +85,7 @@ def test_the_words_are_those_of_the_glossary() -> None:
     assert 'href="docs#ram"' in shown
 
 
-def test_html_in_a_page_of_docs_stays_text() -> None:
+def test_html_in_a_page_of_docs_stays_text():
     assert "<script>" not in rendered("a <script>alert(1)</script> [x](javascript:alert(1))")
 
 
@@ -99,16 +99,14 @@ def test_html_in_a_page_of_docs_stays_text() -> None:
         (("under way", "", 2), "Somebody has asked already", ""),  # a private job
     ],
 )
-def test_every_outcome_says_what_it_means_and_leads_on(
-    answer: tuple[str, str, int | None], told: str, leads: str
-) -> None:
+def test_every_outcome_says_what_it_means_and_leads_on(answer, told, leads):
     outcome, job, place = answer
     shown = answer_panel(EvaluationAnswer(outcome, "org/m", SHA, "math", job, place))
     assert told in shown
     assert (f'href="{leads}"' in shown, "href" in shown) == (bool(leads), bool(leads))
 
 
-def test_the_queue_says_what_runs_and_what_waits_in_which_order() -> None:
+def test_the_queue_says_what_runs_and_what_waits_in_which_order():
     runs = QueuedEvaluation("org/now", SHA, "math", "j1", "2026-01-31T14:05", None, "generate")
     waits = QueuedEvaluation(HOSTILE, SHA, "other", "j2", "2026-01-31T14:06", 1, "")
     shown = queue_panel(EvaluationQueue((runs,), (waits,), 3), {"math": "Mathematics"})
@@ -117,7 +115,7 @@ def test_the_queue_says_what_runs_and_what_waits_in_which_order() -> None:
     assert "Nothing waits." in queue_panel(EvaluationQueue((), (), 0), {})
 
 
-def test_the_page_of_a_model_that_is_to_be_measured_says_so() -> None:
+def test_the_page_of_a_model_that_is_to_be_measured_says_so():
     service = FakeService()
 
     def scores() -> str:
@@ -134,7 +132,7 @@ def test_the_page_of_a_model_that_is_to_be_measured_says_so() -> None:
     assert 'href="evaluate' not in scores()  # where nothing is measured
 
 
-def test_an_address_with_questions_that_are_not_asked_here_says_so_and_keeps_its_model() -> None:
+def test_an_address_with_questions_that_are_not_asked_here_says_so_and_keeps_its_model():
     suites = {"math": "Mathematics", "tool": "Function calling"}
     assert of_address({"model": " a/b ", "suite": "tool"}, suites) == ("a/b", "tool", [])
     assert of_address({}, suites) == ("", "", [])
@@ -142,6 +140,6 @@ def test_an_address_with_questions_that_are_not_asked_here_says_so_and_keeps_its
     assert of_address({"model": "a/b", "suite": "maths"}, suites) == ("a/b", "", told)
 
 
-def test_several_models_are_refused_where_one_is_measured() -> None:
+def test_several_models_are_refused_where_one_is_measured():
     with pytest.raises(RecipeError, match="several models"):
         one_model("a/b, c/d", "http://127.0.0.1:9")

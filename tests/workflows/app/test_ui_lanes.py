@@ -73,7 +73,7 @@ def headers(user: str) -> dict[str, str]:
     return {"Cookie": f"session={session_cookie(user)}"}
 
 
-def test_68_slow_anonymous_inspections_leave_the_app_open_for_everybody_else(slow: App) -> None:
+def test_68_slow_anonymous_inspections_leave_the_app_open_for_everybody_else(slow):
     with ThreadPoolExecutor(STORM) as strangers, slow.stuck():
         asked = [
             strangers.submit(slow.ask, "inspect_merge", [SLOW, ""], {"X-Forwarded-For": f"198.51.100.{n // 2}"})
@@ -95,7 +95,7 @@ def test_68_slow_anonymous_inspections_leave_the_app_open_for_everybody_else(slo
     assert sum(a.result().startswith("event: complete") for a in asked) == ANONYMOUS_AT_ONCE
 
 
-def test_one_visitor_has_a_share_of_a_lane_by_session_and_token_and_others_have_theirs(slow: App) -> None:
+def test_one_visitor_has_a_share_of_a_lane_by_session_and_token_and_others_have_theirs(slow):
     bob = (headers("bob"), {"Authorization": "Bearer token-of-bob"})
     with ThreadPoolExecutor(12) as several, slow.stuck():
         mine = [several.submit(slow.ask, "inspect_merge", [SLOW, ""], bob[n % 2]) for n in range(SIGNED_IN_EACH + 3)]
@@ -109,7 +109,7 @@ def test_one_visitor_has_a_share_of_a_lane_by_session_and_token_and_others_have_
         assert slow.ask("inspect_merge", [QUICK, ""], who).startswith("event: complete")
 
 
-def test_the_lane_of_the_signed_in_is_full_at_sixteen() -> None:
+def test_the_lane_of_the_signed_in_is_full_at_sixteen():
     lane = Lanes()._signed_in
     for number in range(16):
         lane.take(f"user-{number}")
@@ -130,14 +130,12 @@ def test_the_lane_of_the_signed_in_is_full_at_sixteen() -> None:
         ("9.9.9.9", False, "10.0.0.1"),
     ],
 )
-def test_a_visitor_is_whom_the_platform_names_and_a_header_of_their_own_counts_nowhere(
-    forwarded: str, on_a_space: bool, address: str
-) -> None:
+def test_a_visitor_is_whom_the_platform_names_and_a_header_of_their_own_counts_nowhere(forwarded, on_a_space, address):
     request = SimpleNamespace(headers={"x-forwarded-for": forwarded}, client=SimpleNamespace(host="10.0.0.1"))
     assert address_of(request, on_a_space=on_a_space) == address
 
 
-def test_a_question_past_its_time_asks_the_hub_nothing_more_and_gives_its_place_back() -> None:
+def test_a_question_past_its_time_asks_the_hub_nothing_more_and_gives_its_place_back():
     lane = lanes._Lane("anonymous", 1, 1, 0.3, "")
     asked: list[float] = []
     answered = threading.Event()
@@ -165,11 +163,11 @@ def test_a_question_past_its_time_asks_the_hub_nothing_more_and_gives_its_place_
     assert Patience().until is None  # nobody else has an end to keep
 
 
-def test_the_end_of_the_process_waits_for_no_question() -> None:
+def test_the_end_of_the_process_waits_for_no_question():
     assert lanes.in_thread(lambda: threading.current_thread().daemon).result()
 
 
-def test_a_lane_forgets_visitors_who_have_no_place_any_more() -> None:
+def test_a_lane_forgets_visitors_who_have_no_place_any_more():
     lane = lanes._Lane("anonymous", 2, 1, 60.0, "")
     for number in range(5):
         asyncio.run(lane.run(str(number), dict))

@@ -17,21 +17,12 @@ from starlette.datastructures import QueryParams
 
 from hubmerge.errors import HubUnavailableError, RecipeError
 from hubmerge.methods import registry
-from hubmerge.methods.base import Method, Parameters
+from hubmerge.methods.base import Parameters
 from hubmerge.methods.linear import Linear
 from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, recipe_from_dict
 from hubmerge.recipe.sweep import sweep_from_dict
 from workflows.app.format import el
-from workflows.app.forms import (
-    EVERYONE,
-    component_of,
-    fields_of,
-    given,
-    parameters_of,
-    plain_markdown,
-    turn,
-    values_of,
-)
+from workflows.app.forms import EVERYONE, component_of, fields_of, given, parameters_of, plain_markdown, turn, values_of
 from workflows.app.frame import number_box
 from workflows.app.inspection import Inspection, advise, inspect_form
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS, TEXTS, address_of, read_address, text_of
@@ -74,7 +65,7 @@ def held(update: Any, before: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_every_parameter_has_a_component_with_its_words_and_untouched_it_means_the_default(method: Method) -> None:
+def test_every_parameter_has_a_component_with_its_words_and_untouched_it_means_the_default(method):
     fields = fields_of(method)
     assert method.parse_parameters(parameters_of(fields, values_of(fields, {}))) == method.parse_parameters({})
     components = in_blocks(lambda: [component_of(field) for field in fields])
@@ -85,7 +76,7 @@ def test_every_parameter_has_a_component_with_its_words_and_untouched_it_means_t
         assert "&" not in field.hint  # an entity, which the form would show
 
 
-def test_types_ranges_and_defaults_come_from_the_model() -> None:
+def test_types_ranges_and_defaults_come_from_the_model():
     share, steps, lam, flip, norm, label, scales, needed = fields_of(Sample())
     assert (share.kind, share.bounds, share.default) == ("number", "0 to 1", 0.25)
     assert (steps.kind, steps.bounds, steps.default) == ("integer", "above 0", 7)
@@ -96,7 +87,7 @@ def test_types_ranges_and_defaults_come_from_the_model() -> None:
     assert parameters_of([share, steps, lam], [None, 0, ""]) == {"steps": 0}  # an empty field is left to its default
 
 
-def test_a_list_is_written_as_yaml_and_an_alias_in_it_is_refused() -> None:
+def test_a_list_is_written_as_yaml_and_an_alias_in_it_is_refused():
     scales = [f for f in fields_of(Sample()) if f.name == "scales"]
     assert parameters_of(scales, ["[1, 0.5]"]) == {"scales": [1, 0.5]}
     assert values_of(scales, {"scales": [1.0, 0.5]}) == ["[1.0, 0.5]"]
@@ -105,7 +96,7 @@ def test_a_list_is_written_as_yaml_and_an_alias_in_it_is_refused() -> None:
             parameters_of(scales, [hostile])
 
 
-def test_a_number_reaches_the_check_as_it_was_typed() -> None:
+def test_a_number_reaches_the_check_as_it_was_typed():
     method = next(m for m in METHODS if any(f.kind == "integer" for f in fields_of(m)))
     [field, *_] = [f for f in fields_of(method) if f.kind == "integer"]
     boxes = in_blocks(lambda: [component_of(field), number_box("", "Seed", 0)])
@@ -134,7 +125,7 @@ def filled_with(recipe: Mapping[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("stated", [{}, {"r": 0.1, "alpha": 2.0}, {"r": 0.3}, {"alpha": [0.5, 2.0]}], ids=str)
-def test_a_preset_decides_what_nobody_states_beside_it_on_the_page_as_in_a_recipe(stated: dict[str, Any]) -> None:
+def test_a_preset_decides_what_nobody_states_beside_it_on_the_page_as_in_a_recipe(stated):
     content = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram_plus"}
     recipe = {**content, "parameters": {"preset": "reference", **stated}}
     for loaded in (recipe, recipe_from_dict(recipe).to_dict()):
@@ -146,7 +137,7 @@ def test_a_preset_decides_what_nobody_states_beside_it_on_the_page_as_in_a_recip
         assert (recipe_from_dict(opened), wrong) == (recipe_from_dict(recipe), ())
 
 
-def test_a_recipe_that_is_half_there_fills_what_it_has_and_one_of_a_later_version_loses_nothing() -> None:
+def test_a_recipe_that_is_half_there_fills_what_it_has_and_one_of_a_later_version_loses_nothing():
     updates = fill({"base": "org/base", "method": "no-such", "agents": [{"weight": "x"}], "seed": "y"})
     assert held(updates[0], None) == "org/base"
     assert "y" not in [held(update, None) for update in updates]
@@ -169,16 +160,14 @@ def test_a_recipe_that_is_half_there_fills_what_it_has_and_one_of_a_later_versio
         ({"agents": ["org/a", {"model": "org/b", "sensitivity": "./b.safetensors"}]}, ("advanced",)),
     ],
 )
-def test_a_fold_opens_where_a_loaded_recipe_has_something_unusual_in_it(
-    change: Mapping[str, Any], opened: tuple[str, ...]
-) -> None:
+def test_a_fold_opens_where_a_loaded_recipe_has_something_unusual_in_it(change, opened):
     recipe = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram_plus", **change}
     folds, updates = untouched().folds, fill(recipe)[len(untouched().filled) :]
     assert [f.elem_id for f in folds] == ["weights", "settings", "rows", "advanced"]
     assert tuple(f.elem_id for f, u in zip(folds, updates, strict=True) if u.get("open")) == opened
 
 
-def test_agents_keep_their_weights_when_their_order_changes() -> None:
+def test_agents_keep_their_weights_when_their_order_changes():
     now, *updates = reweight(["c", "b", "a"], ["a", "b"], 0.25, 0.5)
     assert now == ["c", "b", "a"]
     assert [(u["label"], u["value"]) for u in updates[:3]] == [("c", 1.0), ("b", 0.5), ("a", 0.25)]
@@ -186,7 +175,7 @@ def test_agents_keep_their_weights_when_their_order_changes() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_choosing_a_method_shows_its_formula_its_papers_and_what_it_alone_asks_for(method: Method) -> None:
+def test_choosing_a_method_shows_its_formula_its_papers_and_what_it_alone_asks_for(method):
     about, *groups, calibration = show_method(method.name)
     assert el("div", method.formula, cls="hm-formula") in about
     for paper in method.papers:
@@ -216,7 +205,7 @@ RECIPES: list[dict[str, Any]] = [  # whatever a recipe of org/a and org/b can sa
 
 
 @pytest.mark.parametrize("changed", RECIPES)
-def test_whatever_a_recipe_says_the_form_carries_and_an_address_says(changed: dict[str, Any]) -> None:
+def test_whatever_a_recipe_says_the_form_carries_and_an_address_says(changed):
     recipe = recipe_from_dict({"base": "org/base@main", "agents": ["org/a", "org/b"], "method": "ties", **changed})
     assert fillable(recipe.to_dict()) == recipe.to_dict()
     *held, weighted = filled_with(recipe.to_dict())
@@ -226,13 +215,13 @@ def test_whatever_a_recipe_says_the_form_carries_and_an_address_says(changed: di
     assert (recipe_from_dict(read), name, problems) == (recipe, "my-merge", ())
 
 
-def test_what_no_field_can_show_goes_into_the_box_of_yaml_for_the_check_to_refuse() -> None:
+def test_what_no_field_can_show_goes_into_the_box_of_yaml_for_the_check_to_refuse():
     for wrong in ("many", [5], {"a": 1}, 2**60):
         recipe = {"base": "org/base", "agents": ["org/a"], "method": "wudi", "parameters": {"steps": wrong}}
         assert recipe_of(filled_with(recipe)[:-1])["parameters"]["steps"] == wrong
 
 
-def test_an_agent_that_stands_in_a_recipe_twice_is_refused_by_name() -> None:
+def test_an_agent_that_stands_in_a_recipe_twice_is_refused_by_name():
     with pytest.raises(RecipeError) as caught:
         fillable({"base": "org/base", "agents": ["org/a", {"model": "org/a", "weight": 2}], "method": "ties"})
     assert caught.value.problems[0].got == "org/a"
@@ -246,7 +235,7 @@ def test_an_agent_that_stands_in_a_recipe_twice_is_refused_by_name() -> None:
         ({"agents": [{"model": "org/a", "calibration": {**CALIBRATION, "data": "/x"}}]}, "data of org/a: /x"),
     ],
 )
-def test_a_file_of_the_server_is_refused_by_name(changed: dict[str, Any], got: str) -> None:
+def test_a_file_of_the_server_is_refused_by_name(changed, got):
     with pytest.raises(RecipeError) as caught:
         checked_recipe({"base": "org/base", "agents": ["org/a"], "method": "fisher", **changed})
     assert caught.value.problems[0].got.endswith(got)
@@ -264,7 +253,7 @@ def test_a_file_of_the_server_is_refused_by_name(changed: dict[str, Any], got: s
         ("a: " + "x" * MAX_RECIPE_BYTES, "too long"),
     ],
 )
-def test_what_the_box_of_yaml_cannot_say_is_refused(more: str, what: str) -> None:
+def test_what_the_box_of_yaml_cannot_say_is_refused(more, what):
     values = filled_with({"base": "org/base", "agents": ["org/a"], "method": "ties"})
     form = untouched()
     values[form.filled.index(form.more)] = more
@@ -272,7 +261,7 @@ def test_what_the_box_of_yaml_cannot_say_is_refused(more: str, what: str) -> Non
         recipe_of(values[:-1])
 
 
-def test_each_agent_s_calibration_data_is_kept_while_another_s_is_shown() -> None:
+def test_each_agent_s_calibration_data_is_kept_while_another_s_is_shown():
     agents = ["org/a", "org/b"]
     shared = ["org/rows", "main", "train", "v1", "question", "answer", 64, 1024, 0]
     whose, specs, editing, *fields = turn(agents, "org/b", {}, "", *shared)
@@ -286,7 +275,7 @@ def test_each_agent_s_calibration_data_is_kept_while_another_s_is_shown() -> Non
     assert given(specs, editing, *fields)["org/b"]["data"] == "org/other"  # for when it comes back
 
 
-def test_a_column_that_is_not_named_is_asked_for_in_the_form_s_words() -> None:
+def test_a_column_that_is_not_named_is_asked_for_in_the_form_s_words():
     with pytest.raises(RecipeError) as caught:
         given({}, EVERYONE, "zoo/questions", "", "train", "", "", " ", 128, 1024, 0)
     steps = [problem.next_step for problem in caught.value.problems]
@@ -333,11 +322,11 @@ def inspected(
         ("https://huggingface.co/datasets/org/rows org/a", ["https://huggingface.co/datasets/org/rows", "org/a"]),
     ],
 )
-def test_addresses_of_the_hub_and_lists_become_names(typed: str, named: list[str]) -> None:
+def test_addresses_of_the_hub_and_lists_become_names(typed, named):
     assert names_in([typed], HUB) == named
 
 
-def test_each_model_has_its_size_its_license_and_whether_it_was_trained_from_the_base() -> None:
+def test_each_model_has_its_size_its_license_and_whether_it_was_trained_from_the_base():
     chosen = str(advise(BASE, (MATH, MEM, "secret/gated-agent", "no/such"), FakeService(), None).chosen)
     trained = f"trained from {BASE}: yes"
     for told in ("65.7 kB", "apache-2.0", "gated or private", trained, "not found or not readable"):
@@ -352,7 +341,7 @@ def proposed(base: str, *agents: str, service: FakeService | None = None) -> tup
     return choice and (choice.base, choice.agents)
 
 
-def test_agents_propose_the_base_that_their_cards_name() -> None:
+def test_agents_propose_the_base_that_their_cards_name():
     for base in ("", MEM, "nobody/none"):
         assert proposed(base, MATH, TOOL) == (BASE, (MATH, TOOL))
     assert f"not {MEM}" in advise(MEM, (MATH, TOOL), FakeService(), None).why
@@ -363,7 +352,7 @@ def test_agents_propose_the_base_that_their_cards_name() -> None:
     assert proposed(BASE, MATH, TOOL, service=service) is None  # it is private, perhaps
 
 
-def test_a_misspelled_name_is_said_before_anything_about_private_models() -> None:
+def test_a_misspelled_name_is_said_before_anything_about_private_models():
     assert "Did you mean zoo/math-agent?" in advise(BASE, ("zoo/maht-agent", TOOL), FakeService(), None).why
     assert proposed(BASE, "zoo/maht-agent", TOOL) == (BASE, (MATH, TOOL))
     for agents in (("zoo/maht-agent", MATH), ("zoo/qwen-agent", TOOL)):  # chosen already, and another model
@@ -374,7 +363,7 @@ def test_a_misspelled_name_is_said_before_anything_about_private_models() -> Non
         assert ("Is it private, and yours?" in found.outcome) == offered
 
 
-def test_only_who_is_not_signed_in_is_told_to_sign_in_for_a_model_that_cannot_be_read() -> None:
+def test_only_who_is_not_signed_in_is_told_to_sign_in_for_a_model_that_cannot_be_read():
     unknown = ("ada/quite-another-name", TOOL)
     assert "Check its name, and sign in if it is private." in inspected(*unknown).outcome
     known = inspected(*unknown, visitor=FakeService().visitor("ada", "token-of-ada")).outcome
@@ -382,12 +371,12 @@ def test_only_who_is_not_signed_in_is_told_to_sign_in_for_a_model_that_cannot_be
     assert "and sign in" not in known
 
 
-def test_a_message_with_code_stands_beside_the_start_without_its_backticks() -> None:
+def test_a_message_with_code_stands_beside_the_start_without_its_backticks():
     told = inspect_form(RecipeError("no `base`"), BASE, (MATH, TOOL), None, FakeService(), None).verdict
     assert "No base" in told
 
 
-def test_models_that_fit_are_told_with_size_and_time_whatever_the_method() -> None:
+def test_models_that_fit_are_told_with_size_and_time_whatever_the_method():
     for name, method in registry().items():
         found = inspected(MATH, TOOL, method=name)
         asks = "sensitivity" in method.extras
@@ -397,21 +386,21 @@ def test_models_that_fit_are_told_with_size_and_time_whatever_the_method() -> No
         assert told == (f"base-{name.replace('_', '-')}", not asks, asks)
 
 
-def test_a_hub_that_does_not_answer_takes_only_its_part_away() -> None:
+def test_a_hub_that_does_not_answer_takes_only_its_part_away():
     service = FakeService()
     service.failure = HubUnavailableError("the Hub is away")
     found = inspected(MATH, TOOL, service=service)
     assert ("Not now" in found.verdict, found.advice.choice, found.advice.suggested) == (True, None, ())
 
 
-def test_an_empty_box_offers_the_base_s_agents_or_popular_models() -> None:
+def test_an_empty_box_offers_the_base_s_agents_or_popular_models():
     service = FakeService()
     assert _search(service, None, [], "", [], BASE)[1] == [MATH, TOOL]
     assert BASE in _search(service, None, None, "", [], "")[1]
     assert _search(service, None, [], "https://hf.co/zoo/mem", [], BASE)[1] == [MEM]
 
 
-def test_the_list_of_an_open_box_never_becomes_shorter_and_keeps_a_hundred() -> None:
+def test_the_list_of_an_open_box_never_becomes_shorter_and_keeps_a_hundred():
     service = FakeService()
     known: list[str] = []
     for k in range(30):
@@ -439,7 +428,7 @@ def test_the_list_of_an_open_box_never_becomes_shorter_and_keeps_a_hundred() -> 
         ("colour=red", "colour"),
     ],
 )
-def test_what_is_wrong_in_an_address_is_said_and_the_rest_is_used(query: str, said: str) -> None:
+def test_what_is_wrong_in_an_address_is_said_and_the_rest_is_used(query, said):
     recipe, _, problems = read_address(QueryParams(f"base=org/base&agent=org/a&agent=org/b&{query}"), HUB)
     assert (recipe["base"], recipe["agents"]) == ("org/base", ["org/a", "org/b"])
     [problem] = problems
@@ -447,7 +436,7 @@ def test_what_is_wrong_in_an_address_is_said_and_the_rest_is_used(query: str, sa
     assert problem.got == ", ".join(v for k, v in parse_qsl(query) if k in problem.where)[:100]
 
 
-def test_models_of_an_address_may_be_addresses_of_the_hub_each_with_its_weight_none_twice_and_few() -> None:
+def test_models_of_an_address_may_be_addresses_of_the_hub_each_with_its_weight_none_twice_and_few():
     agents = f"agent=https://huggingface.co/org/a&agent={HUB}/org/b&weight=0.5&weight=2"
     recipe, _, problems = read_address(QueryParams(f"base=https://hf.co/org/base&{agents}"), HUB)
     assert recipe["base"] == "org/base"
@@ -461,7 +450,7 @@ def test_models_of_an_address_may_be_addresses_of_the_hub_each_with_its_weight_n
     assert address_of(shown) == "base=org/base&agent=org/a&method=ties&density=0.3"  # which people can read
 
 
-def test_a_form_that_another_version_kept_is_not_read_as_one_of_today() -> None:
+def test_a_form_that_another_version_kept_is_not_read_as_one_of_today():
     recipe = {"base": BASE, "agents": [MATH, TOOL], "method": "ties", "parameters": {"density": 0.3}}
     kept = [*filled_with(recipe)[:-1], "math", "ada", "mine", "public", ""]
     opened, target, _ = _asked_for(FakeService(), QueryParams(""), None, kept, len(kept))
@@ -470,7 +459,7 @@ def test_a_form_that_another_version_kept_is_not_read_as_one_of_today() -> None:
     assert _asked_for(FakeService(), QueryParams(""), None, kept, len(kept) + 1) == ({}, {}, None)
 
 
-def test_no_parameter_of_a_method_has_a_name_that_an_address_uses_otherwise() -> None:
+def test_no_parameter_of_a_method_has_a_name_that_an_address_uses_otherwise():
     for method in registry().values():
         recipe = {"base": "org/base", "agent": "org/a", "method": method.name}
         defaults = method.parse_parameters({}).model_dump(by_alias=True, exclude_none=True)
@@ -478,7 +467,7 @@ def test_no_parameter_of_a_method_has_a_name_that_an_address_uses_otherwise() ->
         assert named[2] == ()
 
 
-def test_a_recipe_that_is_too_long_for_a_link_says_what_to_copy() -> None:
+def test_a_recipe_that_is_too_long_for_a_link_says_what_to_copy():
     recipe = {"base": "org/base", "agents": ["org/a"], "method": "ram", "ignore": ["x" * MAX_ADDRESS_CHARACTERS]}
     assert address_of(recipe) == ""
     with pytest.raises(RecipeError, match="too long for a link"):
@@ -486,7 +475,7 @@ def test_a_recipe_that_is_too_long_for_a_link_says_what_to_copy() -> None:
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_a_recipe_is_copied_as_a_text_that_works_elsewhere_and_makes_private_what_the_form_does(private: bool) -> None:
+def test_a_recipe_is_copied_as_a_text_that_works_elsewhere_and_makes_private_what_the_form_does(private):
     recipe = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", "seed": 0}
     how = {"private": True, "license": "mit"} if private else {}
     texts = {kind: text_of(kind, recipe, "me/it", HUB, **how) for kind in TEXTS}

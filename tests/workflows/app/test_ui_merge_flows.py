@@ -66,9 +66,7 @@ def tab_to(page: Any, selector: str) -> None:
 
 
 @pytest.mark.quick
-def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(site, monkeypatch):
     inspect = Mock(side_effect=site.service.inspect)
     monkeypatch.setattr(site.service, "inspect", inspect)
     page = site.open("/merge", "ada")
@@ -110,7 +108,7 @@ def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(
     assert errors == [], "of scripts"
 
 
-def test_a_form_is_kept_by_its_address_and_by_the_browser_until_it_is_started_over(site: Site) -> None:
+def test_a_form_is_kept_by_its_address_and_by_the_browser_until_it_is_started_over(site):
     page = site.open(f"{FILLED}&method=ties&density=0.4&densty=1&name=mine")
     shown(page, "#verdict", FIT)
     shown(page, "#said", "Did you mean density?")  # what is wrong in it stays in sight after the check
@@ -167,9 +165,7 @@ def test_a_form_is_kept_by_its_address_and_by_the_browser_until_it_is_started_ov
     shown(page, "#verdict", FIT)
 
 
-def test_a_start_names_the_merge_after_the_form_as_it_is_takes_one_click_and_says_what_existed(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_names_the_merge_after_the_form_as_it_is_takes_one_click_and_says_what_existed(site, monkeypatch):
     page = site.open(f"{FILLED}&method=ties", "ada")
     holds(page, TARGET_NAME, "base-ties")
 
@@ -211,9 +207,7 @@ def test_a_start_names_the_merge_after_the_form_as_it_is_takes_one_click_and_say
     assert len(site.service.store) == 1
 
 
-def test_a_merge_that_is_started_before_its_first_check_has_ended_has_the_name_that_it_would_propose(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_that_is_started_before_its_first_check_has_ended_has_the_name_that_it_would_propose(site, monkeypatch):
     go_on, inspect = Event(), merge_page.inspect_form
     monkeypatch.setattr(merge_page, "inspect_form", lambda *given: go_on.wait(30) and inspect(*given))
     page = site.open(f"{FILLED}&method=ram", "ada")
@@ -223,7 +217,7 @@ def test_a_merge_that_is_started_before_its_first_check_has_ended_has_the_name_t
     shown(page, "#job", "ada/base-ram")
 
 
-def test_a_gated_parent_makes_automatic_visibility_private_and_has_a_license_asked_for(site: Site) -> None:
+def test_a_gated_parent_makes_automatic_visibility_private_and_has_a_license_asked_for(site):
     page = site.open(FILLED, "ada")
     shown(page, "#verdict", FIT)
     assert page.locator("#license").count() == 0  # the parents leave nothing open
@@ -241,9 +235,7 @@ def test_a_gated_parent_makes_automatic_visibility_private_and_has_a_license_ask
     assert told == [(True, None)] * 2, "private where it was chosen and where a parent is closed, and not evaluated"
 
 
-def test_a_refused_start_says_why_in_sight_on_a_phone_and_leads_who_was_signed_out_back(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_start_says_why_in_sight_on_a_phone_and_leads_who_was_signed_out_back(site, monkeypatch):
     page = site.open(f"{FILLED}&method=ram", "ada", 390)
     page.locator("#start:not([disabled])").wait_for()
     shown(page, "#verdict", FIT)  # which proposes a name for an empty field
@@ -264,7 +256,7 @@ def test_a_refused_start_says_why_in_sight_on_a_phone_and_leads_who_was_signed_o
     assert parse_qs(urlsplit(asked.value.url).query) == {"_target_url": [f"/merge{here}"]}
 
 
-def test_what_is_missing_is_said_and_then_every_problem(site: Site) -> None:
+def test_what_is_missing_is_said_and_then_every_problem(site):
     page = site.open("/merge")
     shown(page, "#outcome", "Choose a base and the agents")
     assert not page.get_by_role("button", name="Copy as").first.is_visible()  # of what is not there yet
@@ -285,7 +277,7 @@ def test_what_is_missing_is_said_and_then_every_problem(site: Site) -> None:
         assert step in text
 
 
-def test_a_recipe_in_yaml_fills_the_form_and_another_method_s_parameters_reach_the_recipe(site: Site) -> None:
+def test_a_recipe_in_yaml_fills_the_form_and_another_method_s_parameters_reach_the_recipe(site):
     page = site.open("/merge", width=390)
     page.get_by_text("Load a recipe").click()
     page.locator("#yaml textarea").fill(
@@ -311,7 +303,7 @@ def test_a_recipe_in_yaml_fills_the_form_and_another_method_s_parameters_reach_t
     assert (recipe.parameters, recipe.seed, recipe.agents[1].weight) == ({"lambda": 0.4}, 3, 0.5)
 
 
-def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(site: Site) -> None:
+def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(site):
     page = site.open(f"{FILLED}&method=sar", "ada")
     shown(page, "#verdict", "This cannot be merged yet")  # without its data
     card = shown(page, "#calibration", "Dataset")
@@ -343,7 +335,7 @@ _COVERED = """() => { const bar = document.querySelector(".hm-bar-start");
     }).map((on) => on.outerHTML); }"""
 
 
-def test_the_verdict_and_the_start_stay_in_sight_and_cover_nothing_that_has_the_keyboard(site: Site) -> None:
+def test_the_verdict_and_the_start_stay_in_sight_and_cover_nothing_that_has_the_keyboard(site):
     page = site.open(FILLED, "ada", 390)
     shown(page, "#verdict", FIT)
     for to in (0, 600, 1400):
@@ -363,9 +355,7 @@ def test_the_verdict_and_the_start_stay_in_sight_and_cover_nothing_that_has_the_
     assert 0 <= page.locator("#start").bounding_box()["y"] < 300, "beside a long form"
 
 
-def test_what_is_copied_is_in_the_clipboard_a_link_opens_the_same_form_and_what_cannot_be_copied_is_told(
-    site: Site,
-) -> None:
+def test_what_is_copied_is_in_the_clipboard_a_link_opens_the_same_form_and_what_cannot_be_copied_is_told(site):
     page = site.open(f"{FILLED}&weight=1&weight=0.5&method=ram_plus&r=0.25&seed=3&name=mine")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     shown(page, "#verdict", FIT)
@@ -411,9 +401,7 @@ def test_what_is_copied_is_in_the_clipboard_a_link_opens_the_same_form_and_what_
     page.wait_for_function(filled, arg="weight: 0.75")
 
 
-def test_checks_follow_each_other_and_no_late_answer_about_another_form_opens_the_start(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checks_follow_each_other_and_no_late_answer_about_another_form_opens_the_start(site, monkeypatch):
     go_on, before, asked = Event(), site.service.inspect, list[Any]()
 
     def late(recipe: Any, *given: Any) -> Any:
@@ -455,7 +443,7 @@ def test_checks_follow_each_other_and_no_late_answer_about_another_form_opens_th
     assert asked in (["ram"], ["ram", "sar"]), "once for all changes meanwhile"
 
 
-def test_a_swap_is_offered_and_done_with_one_click_and_agents_of_the_base_to_tick(site: Site) -> None:
+def test_a_swap_is_offered_and_done_with_one_click_and_agents_of_the_base_to_tick(site):
     page = site.open(f"/merge?base={MATH}&agent={BASE}&agent={TOOL}", "ada")
     shown(page, "#why", "look swapped")
     shown(page, "#accept", "Swap them").click()
@@ -474,9 +462,7 @@ def test_a_swap_is_offered_and_done_with_one_click_and_agents_of_the_base_to_tic
     assert tokens(page) == [TOOL, MATH]
 
 
-def test_a_job_s_recipe_can_be_used_again_and_keeps_owner_name_visibility_and_license_for_its_owner(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_s_recipe_can_be_used_again_and_keeps_owner_name_visibility_and_license_for_its_owner(site, monkeypatch):
     done = {"state": "done", "queue_position": None, "result": {"repo": "zoo/kept"}}
     site.service.put([job_view(JOB, target="zoo/kept", private=False, license="mit", **done)])
     page = site.open(f"/job?id={JOB}", "ada")
@@ -498,9 +484,7 @@ def test_a_job_s_recipe_can_be_used_again_and_keeps_owner_name_visibility_and_li
     assert stranger.url.startswith(f"{site.url}/merge?base={BASE}&agent="), "also where its check finds no room"
 
 
-def test_a_look_into_a_few_layers_recommends_a_method_and_is_forgotten_with_the_models_that_it_was_about(
-    site: Site,
-) -> None:
+def test_a_look_into_a_few_layers_recommends_a_method_and_is_forgotten_with_the_models_that_it_was_about(site):
     # beside it gradio keeps, in a place that nobody sees, that the look was cancelled
     nothing_told = "document.querySelector('#preview .prose').innerText.trim() === ''"
 
@@ -568,7 +552,7 @@ def with_more_than_a_merge_takes(page: Any) -> None:
     shown(page, "#verdict", "There are more than 32 agents")
 
 
-def test_a_merge_page_at_rest_asks_the_server_for_nothing_however_its_form_was_filled(site: Site) -> None:
+def test_a_merge_page_at_rest_asks_the_server_for_nothing_however_its_form_was_filled(site):
     page = site.open("about:blank", "ada")
     errors, asked = errors_of(page), list[str]()
     page.on("request", lambda request: asked.append(request.url) if "/gradio_api/" in request.url else None)

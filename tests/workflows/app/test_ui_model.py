@@ -65,7 +65,7 @@ def shown(service: FakeService, model: str, tab: str, board: FakeBoard | None = 
 
 
 @pytest.mark.parametrize("board", [None, FakeBoard(full_board())])
-def test_a_model_without_a_score_has_a_page_with_every_tab(service: FakeService, board: FakeBoard | None) -> None:
+def test_a_model_without_a_score_has_a_page_with_every_tab(service, board):
     scores = shown(service, "ada/new", "scores", board)
     assert "Not scored yet" in scores
     assert "AutoModelForCausalLM" in scores
@@ -78,7 +78,7 @@ def test_a_model_without_a_score_has_a_page_with_every_tab(service: FakeService,
     assert "A card</h1>" in shown(service, "ada/new", "card", board)
 
 
-def test_what_cannot_be_read_takes_only_its_part_away(service: FakeService) -> None:
+def test_what_cannot_be_read_takes_only_its_part_away(service):
     away = FakeBoard(failure=HubUnavailableError("it is away"))
     assert "it is away" in shown(service, "ada/new", "scores", away)
     assert "A card</h1>" in shown(service, "ada/new", "card", away)
@@ -88,13 +88,13 @@ def test_what_cannot_be_read_takes_only_its_part_away(service: FakeService) -> N
     assert "method: linear" in shown(service, "bob/grandchild", "reproduce", board)
 
 
-def test_a_commit_or_a_tab_that_is_none_is_said_and_left_out() -> None:
+def test_a_commit_or_a_tab_that_is_none_is_said_and_left_out():
     assert _asked({}) == (None, "scores", [])
     assert _asked({"sha": "a" * 40, "tab": "card"}) == ("a" * 40, "card", [])
     assert _asked({"sha": "zzz", "tab": "nope"}) == (None, "scores", ["“zzz” is no commit.", "There is no tab “nope”."])
 
 
-def test_an_address_of_the_activity_that_says_nothing_is_left_out_with_a_word() -> None:
+def test_an_address_of_the_activity_that_says_nothing_is_left_out_with_a_word():
     service = FakeService()
     told = activity(service, None, {"show": "yours", "before": "x"}, None)[0]
     assert "Part of this address was left out" in told
@@ -103,7 +103,7 @@ def test_an_address_of_the_activity_that_says_nothing_is_left_out_with_a_word() 
     assert "left out" not in activity(service, None, {"show": "all", "before": "7"}, None)[0]
 
 
-def test_a_private_model_is_shown_to_who_may_read_it_and_not_told_from_none_to_others(service: FakeService) -> None:
+def test_a_private_model_is_shown_to_who_may_read_it_and_not_told_from_none_to_others(service):
     assert "A card</h1>" in shown(service, "ada/secret", "card", visitor=ADA)
     hidden, none = (shown(service, name, "card") for name in ("ada/secret", "ada/nobody"))
     assert hidden.replace("secret", "nobody") == none
@@ -114,8 +114,8 @@ def test_a_private_model_is_shown_to_who_may_read_it_and_not_told_from_none_to_o
 
 
 def test_a_scored_merge_shows_the_card_that_has_its_scores_and_the_numbers_of_the_commit_that_was_scored(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    service, monkeypatch
+):
     """The scores are written into the card by a later commit."""
     asked: list[str | None] = []
     monkeypatch.setattr(service, "published", lambda name, sha, visitor: asked.append(sha) or published(name))
@@ -125,7 +125,7 @@ def test_a_scored_merge_shows_the_card_that_has_its_scores_and_the_numbers_of_th
     assert asked == [None, "e" * 40]
 
 
-def test_a_card_is_a_stranger_s_text_and_its_pictures_are_the_repo_s_own() -> None:
+def test_a_card_is_a_stranger_s_text_and_its_pictures_are_the_repo_s_own():
     card = str(card_tab(published(), ENDPOINT))
     assert "&lt;script&gt;" in card
     assert "<script" not in card
@@ -140,7 +140,7 @@ def test_a_card_is_a_stranger_s_text_and_its_pictures_are_the_repo_s_own() -> No
     assert "It has no card" in str(card_tab(published(card=""), ENDPOINT))
 
 
-def test_what_changed_draws_a_bar_for_every_layer_of_every_agent() -> None:
+def test_what_changed_draws_a_bar_for_every_layer_of_every_agent():
     data = report_data()
     page = str(changed_tab(data))
     assert page.count('class="hm-layer-bars"') == len(data["statistics"]["agents"]) == 2
@@ -150,13 +150,13 @@ def test_what_changed_draws_a_bar_for_every_layer_of_every_agent() -> None:
 
 
 @pytest.mark.parametrize("model", ["org/odd", "org/broken", "org/leaky", HOSTILE[:60]])
-def test_a_stranger_s_text_on_the_board_stays_text(model: str, service: FakeService) -> None:
+def test_a_stranger_s_text_on_the_board_stays_text(model, service):
     page = "".join(shown(service, model, tab, FakeBoard(full_board())) for tab in TABS)
     assert ("&lt;img src=x" in page, "<img src=x" in page) == (True, False)
 
 
 @pytest.mark.parametrize("value", [None, HOSTILE, 7, 10**400, [HOSTILE], {"agents": [HOSTILE, {"density": HOSTILE}]}])
-def test_no_report_of_a_stranger_breaks_the_page(value: Any, service: FakeService) -> None:
+def test_no_report_of_a_stranger_breaks_the_page(value, service):
     for key in ("statistics", "parents", "recipe_yaml", "hubmerge"):
         data = {**report_data(), key: value}
         service.shelf["ada/new"] = published(report=data)
@@ -173,13 +173,13 @@ def test_no_report_of_a_stranger_breaks_the_page(value: Any, service: FakeServic
         assert "<img src=x" not in str(changed_tab({"statistics": {"total": found}}))
 
 
-def test_only_well_formed_parents_of_the_hub_are_drawn() -> None:
+def test_only_well_formed_parents_of_the_hub_are_drawn():
     stated = [{"role": "base", "id": "org/base", "sha": "a" * 40, "weight": 1.0}, {"role": "agent", "id": "/home/ada"}]
     stated += [{"role": "agent", "id": HOSTILE, "sha": "b"}, {"role": "x", "id": "org/x", "sha": "c"}, 7]  # type: ignore[list-item]
     assert parents_of({"parents": stated}) == [ParentFacts(role="base", id="org/base", sha="a" * 40)]
 
 
-def test_a_lineage_goes_on_below_parents_that_no_board_knows() -> None:
+def test_a_lineage_goes_on_below_parents_that_no_board_knows():
     sha = "a" * 40
     old = {"role": "agent", "id": "org/old", "sha": sha, "weight": 0.25, "license": "bsd"}
     below = [{"role": "base", "id": "org/root", "sha": sha, "weight": 1.0, "license": "mit"}, old]
@@ -193,7 +193,7 @@ def test_a_lineage_goes_on_below_parents_that_no_board_knows() -> None:
     assert (tree.count("<li>"), "agent × 0.25" in tree, "bsd" in tree, HOSTILE in tree) == (5, True, True, False)
 
 
-def test_a_recipe_opens_on_the_merge_page_and_as_a_command() -> None:
+def test_a_recipe_opens_on_the_merge_page_and_as_a_command():
     text = "base: org/base\nagents: [org/math]\nmethod: ties\n"
     licensed = {"id": "mit", "reason": "chosen by the user (an input states no license)"}
     page = str(reproduce_tab("ada/new", text, {"hubmerge": "0.1.0", "license": licensed}))
@@ -204,7 +204,7 @@ def test_a_recipe_opens_on_the_merge_page_and_as_a_command() -> None:
     assert "merge?" not in str(reproduce_tab("ada/new", HOSTILE, {}))
 
 
-def test_the_job_of_a_merge_says_the_verdict_of_its_model_s_page_once_there_is_one() -> None:
+def test_the_job_of_a_merge_says_the_verdict_of_its_model_s_page_once_there_is_one():
     board = FakeBoard(full_board())
     row = next(r for s in board.content.suites for r in s.rows if verdict_panel(r))
     said = str(verdict_panel(row))
@@ -248,7 +248,7 @@ def line(domain: str, change: float, spread: float = 0.01) -> DomainLine:
     return DomainLine(domain, Estimate(0.5, 0.4, 0.6), None, "org/math", estimate)
 
 
-def test_the_verdict_names_the_skills_kept_and_what_differs_from_the_best_parent_beyond_chance_and_what_not() -> None:
+def test_the_verdict_names_the_skills_kept_and_what_differs_from_the_best_parent_beyond_chance_and_what_not():
     three = SkillsKept((skill(True), skill(True, "tool"), skill(False, "code")))
     lines = (line("math", -0.12), line("code", -0.1, 0.2), line("tool", 0.3), line("memory", -0.012, 0.001))
     below = "Below the best parent: math by 12 points, memory by 1 point."
@@ -268,7 +268,7 @@ def merged() -> Row:
     return rows(build_board(family()))["org/merge"]
 
 
-def test_a_merge_is_drawn_beside_every_parent_with_its_intervals_and_its_numbers(merged: Row) -> None:
+def test_a_merge_is_drawn_beside_every_parent_with_its_intervals_and_its_numbers(merged):
     assert str(verdict_panel(merged)).startswith('<p class="hm-verdict">Keeps 2 of 2 skills')
     picture = str(scores_picture(merged))
     assert picture.count("<h3>") == 3  # math, instruction, code
@@ -279,7 +279,7 @@ def test_a_merge_is_drawn_beside_every_parent_with_its_intervals_and_its_numbers
     assert 'class="hm-merge"' not in picture  # the form's, which hides what it stands on for a moment
 
 
-def test_the_ways_on_lead_to_a_merge_and_a_comparison(merged: Row) -> None:
+def test_the_ways_on_lead_to_a_merge_and_a_comparison(merged):
     ways = str(ways_on("org/merge", "org/base"))
     for address in ("merge?agent=org/merge", "diff?base=org/base&amp;agent=org/merge"):
         assert f'href="{address}"' in ways
@@ -289,7 +289,7 @@ def test_the_ways_on_lead_to_a_merge_and_a_comparison(merged: Row) -> None:
     assert ways_on(HOSTILE, "org/base") is None
 
 
-def test_the_snippet_brings_the_prompts_of_the_tasks_that_were_scored(merged: Row) -> None:
+def test_the_snippet_brings_the_prompts_of_the_tasks_that_were_scored(merged):
     gsm8k = replace(merged.tasks[0], task="gsm8k", few_shot=5)
     others = [replace(merged.tasks[0], task=name, few_shot=0) for name in ("zoo_math", *RECALL)]
     shown = str(use_it("org/merge", [gsm8k, *others]))

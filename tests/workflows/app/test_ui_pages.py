@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pages_fake import BASE, HOSTILE, STATISTICS, TOOL, job_view, model
-from pages_session import FILLED, Site, calls_of_docs, holds, shown, untouched
+from pages_session import FILLED, calls_of_docs, holds, shown, untouched
 
 from hubmerge.errors import DiskError, HubUnavailableError
 from workflows.values import LogLine, Published
@@ -27,7 +27,7 @@ _SPOKEN = """() => { window.told = ""; new MutationObserver(() => { window.told 
   .observe(document.body, {subtree: true, childList: true, characterData: true}) }"""
 
 
-def test_home_leads_to_example_form_and_docs_in_english_and_in_the_theme_of_the_hub_s_frame(site: Site) -> None:
+def test_home_leads_to_example_form_and_docs_in_english_and_in_the_theme_of_the_hub_s_frame(site):
     page = site.open("/?__theme=dark", color_scheme="light", locale="de-DE")
     page.get_by_role("link", name="Try the example").click()
     page.wait_for_url("**/merge?base=zoo/base&**", wait_until="domcontentloaded")
@@ -51,7 +51,7 @@ def test_home_leads_to_example_form_and_docs_in_english_and_in_the_theme_of_the_
     page.wait_for_function("Math.abs(document.querySelector('#words')?.getBoundingClientRect().top) < 5")
 
 
-def test_a_job_is_followed_without_a_reload_to_its_end_and_what_a_reader_unfolds_stays_open(site: Site) -> None:
+def test_a_job_is_followed_without_a_reload_to_its_end_and_what_a_reader_unfolds_stays_open(site):
     log = (LogLine("2026-01-31T14:06:00+00:00", "claimed"), LogLine("2026-01-31T14:06:01+00:00", "stage", "merge"))
     site.service.put([job_view(JOB, queue_position=3)])
     page = site.open("about:blank")
@@ -86,7 +86,7 @@ def test_a_job_is_followed_without_a_reload_to_its_end_and_what_a_reader_unfolds
     assert [url.rsplit("/", 1)[1] for url in asked] == ["robots.txt"], "polling ends with the job"
 
 
-def test_the_owner_alone_cancels_a_job_tries_it_again_and_sees_a_private_one(site: Site) -> None:
+def test_the_owner_alone_cancels_a_job_tries_it_again_and_sees_a_private_one(site):
     site.service.put([job_view(JOB, **RUNNING), job_view(SECRET, private=True, target="ada/secret")])
     strangers = [site.open(f"/job?id={JOB}", user) for user in (None, "bob")]
     for stranger in strangers:
@@ -117,7 +117,7 @@ def test_the_owner_alone_cancels_a_job_tries_it_again_and_sees_a_private_one(sit
         assert "ada/secret" not in stranger.content()
 
 
-def test_the_activity_lists_whose_jobs_its_address_asks_for_and_evaluate_asks_for_one(site: Site) -> None:
+def test_the_activity_lists_whose_jobs_its_address_asks_for_and_evaluate_asks_for_one(site):
     site.service.put([job_view(JOB), job_view(SECRET, user="bob", target="bob/other")])
     page = site.open("/activity?show=mine")
     shown(page, "#jobs", "Sign in to see your jobs")
@@ -147,7 +147,7 @@ def test_the_activity_lists_whose_jobs_its_address_asks_for_and_evaluate_asks_fo
     shown(page, "#answer", "Sign in with the Hub and try again")
 
 
-def test_a_link_leads_where_it_says_also_while_the_page_connects_anew(site: Site) -> None:
+def test_a_link_leads_where_it_says_also_while_the_page_connects_anew(site):
     page = site.open(FILLED)
     shown(page, "#verdict", "These models fit")
     page.context.set_offline(True)
@@ -159,7 +159,7 @@ def test_a_link_leads_where_it_says_also_while_the_page_connects_anew(site: Site
     page.get_by_role("link", name="Choose models").wait_for()
 
 
-def test_a_name_without_a_break_is_seen_whole_on_a_phone(site: Site) -> None:
+def test_a_name_without_a_break_is_seen_whole_on_a_phone(site):
     name = f"{'o' * 40}/{'W' * 96}"
     site.service.models[name] = model(name, "9", card={"base_model": BASE})
     site.service.shelf[name] = Published(name, "9" * 40, None, "", {}, is_open=True)
@@ -172,7 +172,7 @@ def test_a_name_without_a_break_is_seen_whole_on_a_phone(site: Site) -> None:
             assert ends < 390, place
 
 
-def test_text_of_strangers_is_shown_as_text_everywhere(site: Site) -> None:
+def test_text_of_strangers_is_shown_as_text_everywhere(site):
     problem = {"code": "E_X", "what": HOSTILE, "where": HOSTILE, "got": HOSTILE, "next_step": HOSTILE}
     recipe = {"base": HOSTILE, "agents": [HOSTILE, f"{HOSTILE}2"], "method": "ram"}
     view = job_view(

@@ -24,16 +24,8 @@ from workflows.app.job_statistics import statistics_panel
 from workflows.app.job_steps import progress_panel, stage_track
 from workflows.app.jobs_page import _listing as activity
 from workflows.app.jobs_page import job_list
-from workflows.app.panels import (
-    _OF_A_TERMINAL,
-    license_panel,
-    on_the_web,
-    plan_panel,
-    problems_panel,
-    warnings_panel,
-)
+from workflows.app.panels import _OF_A_TERMINAL, license_panel, on_the_web, plan_panel, problems_panel, warnings_panel
 from workflows.app.session import signed_in
-from workflows.jobs.store import Store
 from workflows.values import JobView, LogLine, Scoring, Visitor
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
@@ -53,18 +45,18 @@ def stages(panel: object) -> dict[str, str]:
     return {i.split('data-stage="')[1].split('"')[0]: i.split('class="hm-')[1].split('"')[0] for i in items}
 
 
-def test_text_and_attributes_are_escaped() -> None:
+def test_text_and_attributes_are_escaped():
     assert el("p", HOSTILE).startswith("<p>&lt;img src=x onerror=&#34;")
     assert el("p", "\u202e0.2-ehcapa") == "<p>\\u202e0.2-ehcapa</p>"  # which would read as another license
     assert el("p", "x", title='"><script>') == '<p title="&#34;&gt;&lt;script&gt;">x</p>'
 
 
-def test_a_link_leads_only_to_this_site_or_the_web() -> None:
+def test_a_link_leads_only_to_this_site_or_the_web():
     for href in ("javascript:alert(1)", "data:text/html,x", "//evil.example/x"):
         assert link(href, "text") == "text"
 
 
-def test_numbers_are_shown_with_three_digits_and_their_unit() -> None:
+def test_numbers_are_shown_with_three_digits_and_their_unit():
     sizes = ["0 B", "999 B", "1.00 kB", "65.7 kB", "1.00 MB", "15.0 GB"]
     assert [bytes_text(n) for n in (0, 999, 1000, 65_664, 999_600, 14_960_000_000)] == sizes
     assert [short_count(n) for n in (7, 1_543_714_304, 494_032_768)] == ["7", "1.54 B", "494 M"]
@@ -74,7 +66,7 @@ def test_numbers_are_shown_with_three_digits_and_their_unit() -> None:
     assert time_text("soon") == "unknown"
 
 
-def test_a_time_is_told_by_its_distance_and_exactly_on_hovering_or_as_a_date() -> None:
+def test_a_time_is_told_by_its_distance_and_exactly_on_hovering_or_as_a_date():
     for seconds, said in (
         (-20, "in less than a minute"),
         (-250, "in 4 minutes"),
@@ -92,7 +84,7 @@ def test_a_time_is_told_by_its_distance_and_exactly_on_hovering_or_as_a_date() -
     assert str(when("<b>")) == "unknown"
 
 
-def test_who_has_nothing_to_change_is_not_told_to_change_something() -> None:
+def test_who_has_nothing_to_change_is_not_told_to_change_something():
     away = [Problem("E_HUB", "the Hub answered with an error", name, next_step="Try again later.") for name in "ab"]
     panel = problems_panel(HubUnavailableError("away", problems=away))
     assert "<strong>Not now</strong>" in panel
@@ -101,7 +93,7 @@ def test_who_has_nothing_to_change_is_not_told_to_change_something() -> None:
     assert "<strong>One thing must change first</strong>" in problems_panel(IncompatibleError("no"))
 
 
-def test_a_plan_tells_sizes_licenses_and_access() -> None:
+def test_a_plan_tells_sizes_licenses_and_access():
     panel = plan_panel(FakeService().inspect(RECIPE, None), HUB)
     # 512·64 + 64 elements of two bytes, in three models
     assert "32.8 K in 2 tensors" in panel
@@ -117,15 +109,13 @@ def test_a_plan_tells_sizes_licenses_and_access() -> None:
     ("state", "stage", "passed", "kind"),
     [("failed", "download", 2, "broken"), ("queued", "resolve", 0, "current"), ("done", "publish", 7, "")],
 )
-def test_the_stages_of_a_job_are_marked_as_passed_as_where_it_stands_and_as_ahead(
-    state: str, stage: str, passed: int, kind: str
-) -> None:
+def test_the_stages_of_a_job_are_marked_as_passed_as_where_it_stands_and_as_ahead(state, stage, passed, kind):
     marked = stages(stage_track(job_view(state=state, stage=stage)))
     assert list(marked) == ["queued", "resolve", "download", "probe", "merge", "card", "publish"]
     assert list(marked.values()) == (["passed"] * passed + [kind] + ["ahead"] * 7)[:7]
 
 
-def test_only_methods_with_statistics_measure_and_only_a_resumed_job_verifies() -> None:
+def test_only_methods_with_statistics_measure_and_only_a_resumed_job_verifies():
     recipe = recipe_from_dict({**RECIPE, "method": "linear"}).to_dict()
     assert "probe" not in stages(stage_track(job_view(recipe=recipe)))
     progress = {"stage": "verify", "done": 25e9, "total": 100e9, "unit": "B", "per_second": 5e9}
@@ -137,7 +127,7 @@ def test_only_methods_with_statistics_measure_and_only_a_resumed_job_verifies() 
     assert "Check 25.0%" in job_list([view])
 
 
-def test_progress_counts_things_with_one_unit_and_tells_no_speed_of_a_fraction() -> None:
+def test_progress_counts_things_with_one_unit_and_tells_no_speed_of_a_fraction():
     progress = {"stage": "compile", "done": 1, "total": 3, "unit": "parts", "per_second": 0.034}
     head = head_of("running", stage="compile", progress=progress)
     assert "<span>1 of 3 parts · about 59 s left in this step</span>" in head  # 2 / 0.034 = 58.8
@@ -147,7 +137,7 @@ def test_progress_counts_things_with_one_unit_and_tells_no_speed_of_a_fraction()
     assert "1.50 K of 3.00 K prompts · 25 prompts/s · about 1 min 0 s left in this step" in head
 
 
-def test_statistics_are_shown_to_scale_as_soon_as_they_are_known() -> None:
+def test_statistics_are_shown_to_scale_as_soon_as_they_are_known():
     panel = job_panel(job_view(state="running", stage="merge", statistics=STATISTICS), HUB)[2]
     assert "494 M parameters counted so far" in panel
     assert "21.4%" in panel  # math-agent's density
@@ -164,7 +154,7 @@ def test_statistics_are_shown_to_scale_as_soon_as_they_are_known() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [None, 10**400, [3, None, [1]], {"x": [1]}], ids=lambda v: str(v)[:9])
-def test_a_job_s_page_and_line_show_whatever_its_record_holds(store: Store, value: Any) -> None:
+def test_a_job_s_page_and_line_show_whatever_its_record_holds(store, value):
     """The store takes any JSON as what a job is about and what came of it."""
     service, ann = service_of(NOWHERE, store, suite="zoo"), Visitor("ann", "t", ("ann",))
     recipe = {"base": f"zoo/base@{'b' * 40}", "agents": ["zoo/a"], "method": "ram_plus", "parameters": {"r": 0.1}}
@@ -191,7 +181,7 @@ def test_a_job_s_page_and_line_show_whatever_its_record_holds(store: Store, valu
             assert "hm-stages" in job_panel(view, HUB)[0]
 
 
-def test_text_of_strangers_stays_text_in_every_field_of_a_job() -> None:
+def test_text_of_strangers_stays_text_in_every_field_of_a_job():
     statistics = {**STATISTICS, "agents": [{"agent": HOSTILE, "density": 0.1}], "pairs": [{"agents": [HOSTILE]}]}
     problem = {"code": HOSTILE, "what": HOSTILE, "where": HOSTILE, "got": HOSTILE, "next_step": HOSTILE}
     texts = {"user": HOSTILE, "state": HOSTILE, "stage": HOSTILE, "target": HOSTILE, "created": HOSTILE}
@@ -209,7 +199,7 @@ def test_text_of_strangers_stays_text_in_every_field_of_a_job() -> None:
         assert 'href="javascript' not in html
 
 
-def test_a_finished_merge_says_what_it_took_of_disk_and_network() -> None:
+def test_a_finished_merge_says_what_it_took_of_disk_and_network():
     fetch = {"bytes": 346_200_000, "shards": 20, "hits": 12, "high_water_bytes": 68_000_000, "budget_bytes": 72_000_000}
     run = {"seconds": 75.0, "peak_rss_bytes": 281_000_000, "disk_high_water_bytes": 122_000_000, "fetch": fetch}
     head = head_of("done", result={"repo": "ada/merged", "commit": "a" * 40, "run": {**run, "resumed": True}})
@@ -218,7 +208,7 @@ def test_a_finished_merge_says_what_it_took_of_disk_and_network() -> None:
     assert "Disk at its peak" not in head_of("done", result={"repo": "ada/merged"})
 
 
-def test_an_evaluation_shows_its_suite_its_own_stages_and_its_scores() -> None:
+def test_an_evaluation_shows_its_suite_its_own_stages_and_its_scores():
     view = job_view(
         kind="evaluate", suite="zoo", target="zoo/base", recipe={}, state="done", stage="publish",
         result={"scores": {"math": 0.302, "bad": "<b>x</b>"}},
@@ -231,7 +221,7 @@ def test_an_evaluation_shows_its_suite_its_own_stages_and_its_scores() -> None:
     assert "Evaluation: zoo" in job_list([view])
 
 
-def test_a_job_says_until_when_it_is_signed_in_and_that_it_needs_login_after_that() -> None:
+def test_a_job_says_until_when_it_is_signed_in_and_that_it_needs_login_after_that():
     past, future = "2026-01-31T14:05:00+00:00", "2999-01-31T14:05:00+00:00"
     waiting = head_of(signed_in_until=future)
     assert "Signed in until</dt><dd>2999-01-31 14:05 UTC" in waiting
@@ -246,7 +236,7 @@ def test_a_job_says_until_when_it_is_signed_in_and_that_it_needs_login_after_tha
     assert "Needs login" not in head_of("running", signed_in_until=past)  # it holds its token, and the Hub will say
 
 
-def test_a_job_that_is_tried_again_says_what_went_wrong_and_not_that_it_runs() -> None:
+def test_a_job_that_is_tried_again_says_what_went_wrong_and_not_that_it_runs():
     problem = {"code": "E_HUB", "what": "the Hub cannot be reached", "where": f"zoo/base@{'a' * 40}"}
     began = "2026-01-31T14:05:00+00:00"
     error = {"code": "E_HUB", "message": "", "problems": [problem], "retryable": True}
@@ -257,7 +247,7 @@ def test_a_job_that_is_tried_again_says_what_went_wrong_and_not_that_it_runs() -
     assert "Waiting for its turn" in head_of("queued")
 
 
-def test_a_job_draws_a_bar_for_each_layer_and_agent() -> None:
+def test_a_job_draws_a_bar_for_each_layer_and_agent():
     layers = {"0": [0.1, 0.2, 0.4], "1": [0.3, 0.0, 0.4], "2": ["x", 7, float("nan")]}
     shown = str(statistics_panel(job_view(state="running", statistics={**STATISTICS, "layers": layers})))
     assert shown.count('class="hm-layer-bars"') == 3
@@ -267,7 +257,7 @@ def test_a_job_draws_a_bar_for_each_layer_and_agent() -> None:
         assert "hm-layer-bars" not in str(statistics_panel(job_view(statistics={**STATISTICS, "layers": none})))
 
 
-def test_the_shares_have_the_same_colours_in_the_app_and_in_the_card() -> None:
+def test_the_shares_have_the_same_colours_in_the_app_and_in_the_card():
     for name, color in SHARE_COLORS.items():
         assert f"--hm-{name}: {color}" in CSS
 
@@ -281,7 +271,7 @@ def left_of(view: JobView, seconds: float) -> str:
     return str(progress_panel(view, BEGUN + timedelta(seconds=seconds)))
 
 
-def test_what_is_left_of_a_step_goes_down_between_two_reports() -> None:
+def test_what_is_left_of_a_step_goes_down_between_two_reports():
     view = job_view(state="running", stage="merge", progress=HALF_A_GIGABYTE)
     assert "about 40 s left" in left_of(view, 0)
     assert "about 25 s left" in left_of(view, 15)
@@ -290,14 +280,14 @@ def test_what_is_left_of_a_step_goes_down_between_two_reports() -> None:
     assert "left in this step" not in left_of(view, 90)
 
 
-def test_a_step_that_tells_no_progress_says_how_long_it_usually_takes() -> None:
+def test_a_step_that_tells_no_progress_says_how_long_it_usually_takes():
     log = (LogLine(BEGUN.isoformat(), "stage", stage="compile"),)
     view = job_view(state="running", stage="compile", progress={"done": 0, "total": 1}, log=log, typical_s=17.0)
     assert "5 s so far; it usually takes about 17 s" in left_of(view, 5)
     assert "0.0%" not in left_of(view, 5)
 
 
-def test_what_is_left_of_the_whole_job_is_the_step_and_what_followed_it_or_is_predicted_to_follow() -> None:
+def test_what_is_left_of_the_whole_job_is_the_step_and_what_followed_it_or_is_predicted_to_follow():
     view = job_view(state="running", stage="merge", progress=HALF_A_GIGABYTE, after_s=33.0)
     assert "About 2 min left until it is published." in left_of(view, 0)  # 40 s and 33 s
     assert "About 35 s left until it is published." in left_of(view, 38)
@@ -309,13 +299,13 @@ def test_what_is_left_of_the_whole_job_is_the_step_and_what_followed_it_or_is_pr
     assert "About 10 s left" in left_of(replace(first, stage="merge"), 4)
 
 
-def test_a_job_that_waits_says_its_place_and_when_it_starts() -> None:
+def test_a_job_that_waits_says_its_place_and_when_it_starts():
     said = left_of(job_view(queue_position=3, typical_s=125.0), 0)
     assert "2 jobs are ahead of it. It starts in about 2 min 5 s, going by earlier jobs." in said
     assert "It is next." in left_of(job_view(queue_position=1), 0)
 
 
-def test_the_log_tells_steps_attempts_and_warnings_in_words_and_escapes_them() -> None:
+def test_the_log_tells_steps_attempts_and_warnings_in_words_and_escapes_them():
     told: list[tuple[int, str, dict[str, Any]]] = [
         (1, "claimed", {"attempt": 1}),
         (2, "stage", {"stage": "resolve"}),
@@ -342,7 +332,7 @@ SCORINGS = (
 )
 
 
-def test_a_published_merge_leads_to_its_page_the_hub_the_board_and_its_evaluations() -> None:
+def test_a_published_merge_leads_to_its_page_the_hub_the_board_and_its_evaluations():
     result = {"repo": "ada/three-in-one", "commit": "a" * 40}
     view = job_view(state="done", stage="commit", result=result, evaluations=SCORINGS)
     head, _, _ = job_panel(view, HUB)
@@ -356,13 +346,13 @@ def test_a_published_merge_leads_to_its_page_the_hub_the_board_and_its_evaluatio
     assert (marked["publish"], marked["evaluated"], marked["parents"]) == ("passed", "passed", "current")
 
 
-def test_an_evaluation_that_waits_says_its_place() -> None:
+def test_an_evaluation_that_waits_says_its_place():
     agent = replace(SCORINGS[2], job="4" * 64, state="queued", place=1)
     view = job_view(state="done", result={"repo": "a/b"}, evaluations=(*SCORINGS[:2], agent))
     assert "number 1 in the queue" in job_panel(view, HUB)[0]
 
 
-def test_the_list_groups_evaluations_below_their_merge_and_offers_the_owner_alone_to_go_on() -> None:
+def test_the_list_groups_evaluations_below_their_merge_and_offers_the_owner_alone_to_go_on():
     merge = job_view(state="done", result={"repo": "ada/three-in-one"}, evaluations=SCORINGS)
     evaluation = job_view("2" * 64, kind="evaluate", state="done", recipe={}, suite="zoo")
     failed = job_view("4" * 64, state="failed", error={"problems": [{"what": "a tensor is missing"}]})
@@ -373,7 +363,7 @@ def test_the_list_groups_evaluations_below_their_merge_and_offers_the_owner_alon
     assert "try again" not in str(job_list([failed], "bob"))
 
 
-def test_who_sees_a_merge_that_failed_or_was_cancelled_can_use_its_recipe_again() -> None:
+def test_who_sees_a_merge_that_failed_or_was_cancelled_can_use_its_recipe_again():
     for state in ("failed", "cancelled"):
         assert f'href="merge?job={"1" * 64}"' in head_of(state)
     assert "repo that was made" in head_of("cancelled")
@@ -381,7 +371,7 @@ def test_who_sees_a_merge_that_failed_or_was_cancelled_can_use_its_recipe_again(
     assert ("recipe" in comparison, "repo that was made" in comparison) == (False, False)
 
 
-def test_code_in_a_message_is_shown_as_code_and_no_page_shows_its_backticks() -> None:
+def test_code_in_a_message_is_shown_as_code_and_no_page_shows_its_backticks():
     error = RecipeError("no `base`", expected="`a`", got="`<b>` and a lone `", next_step="Use `weight`.")
     panel = str(problems_panel(error))
     code = ("no <code>base</code>", "<code>a</code>", "<code>&lt;b&gt;</code> and a lone `", "Use <code>weight</code>")
@@ -392,7 +382,7 @@ def test_code_in_a_message_is_shown_as_code_and_no_page_shows_its_backticks() ->
     assert "<code>ignore</code>" in head_of("running", log=(LogLine(BEGUN.isoformat(), "warning", text=told),))
 
 
-def test_who_is_not_signed_in_is_told_to_sign_in_on_a_page_and_as_a_program_to_send_a_token() -> None:
+def test_who_is_not_signed_in_is_told_to_sign_in_on_a_page_and_as_a_program_to_send_a_token():
     with pytest.raises(LoginError) as refused:
         signed_in(None, "start a merge")
     assert "a program sends its token (Client(…, oauth_token=…))." in str(refused.value)
@@ -417,7 +407,7 @@ def _next_steps() -> dict[str, str]:
     return found
 
 
-def test_no_page_speaks_of_options_commands_or_variables() -> None:
+def test_no_page_speaks_of_options_commands_or_variables():
     steps = _next_steps()
     assert len(steps) > 100
     spoken = {step for step in steps if _OF_A_TERMINAL.search(step)}
@@ -436,12 +426,12 @@ def test_no_page_speaks_of_options_commands_or_variables() -> None:
         ("Try again later.", "Try again later."),
     ],
 )
-def test_a_next_step_is_one_that_a_visitor_can_take(step: str, said: str) -> None:
+def test_a_next_step_is_one_that_a_visitor_can_take(step, said):
     assert on_the_web(step) == said
 
 
 @pytest.mark.parametrize(("jobs", "older"), [(3, False), (25, False), (26, True)])
-def test_older_ones_stand_only_where_there_are_any(jobs: int, older: bool) -> None:
+def test_older_ones_stand_only_where_there_are_any(jobs, older):
     service = FakeService()
     service.put([job_view(f"{n:064d}", ticket=n) for n in range(1, jobs + 1)])
     for asked, visitor in (({"show": "all"}, None), ({"show": "mine"}, Visitor("ada", "token-of-ada"))):

@@ -109,7 +109,7 @@ def tool(app: SimpleNamespace, method: str, headers: dict[str, str] | None = Non
     return mcp_result(app.url, method, headers or {}, **parameters)
 
 
-def test_every_action_of_the_pages_has_an_endpoint_and_a_tool_with_all_words_about_it(app: SimpleNamespace) -> None:
+def test_every_action_of_the_pages_has_an_endpoint_and_a_tool_with_all_words_about_it(app):
     actions = {
         name
         for kind in (Service, DatasetBoard, WatcherSource)
@@ -133,9 +133,7 @@ def test_every_action_of_the_pages_has_an_endpoint_and_a_tool_with_all_words_abo
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-def test_an_action_works_with_a_token_answers_as_its_schema_says_and_is_authorised_by_the_server(
-    app: SimpleNamespace, answers: dict[str, Any], name: str
-) -> None:
+def test_an_action_works_with_a_token_answers_as_its_schema_says_and_is_authorised_by_the_server(app, answers, name):
     """The schema names every key of an answer, except where docs/api.md says what it holds."""
     answer = app.client(oauth_token="token-of-ada").predict(**ENDPOINTS[name][1], api_name=f"/{name}")
     for how in ({}, {"oauth_token": "stolen"}, {"token": "token-of-ada"}):  # the last one is no leave to act
@@ -160,7 +158,7 @@ def test_an_action_works_with_a_token_answers_as_its_schema_says_and_is_authoris
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-def test_an_action_works_as_a_tool_also_where_progress_is_asked_for(app: SimpleNamespace, name: str) -> None:
+def test_an_action_works_as_a_tool_also_where_progress_is_asked_for(app, name):
     """An error begins with its code."""
     own = tool(app, "tools/call", {"authorization": "Bearer token-of-ada"}, name=name, arguments=ENDPOINTS[name][1])
     assert not own["isError"], own
@@ -170,7 +168,7 @@ def test_an_action_works_as_a_tool_also_where_progress_is_asked_for(app: SimpleN
     assert not anonymous["isError"] or anonymous["content"][0]["text"].startswith("E_LOGIN")
 
 
-def test_a_token_acts_for_whom_the_hub_says_it_is(app: SimpleNamespace) -> None:
+def test_a_token_acts_for_whom_the_hub_says_it_is(app):
     bob = app.client(oauth_token="token-of-bob")
     with pytest.raises(AppError, match="E_PERMISSION"):
         bob.predict(RECIPE, "ada/merged", api_name="/start_merge")
@@ -185,9 +183,7 @@ def test_a_token_acts_for_whom_the_hub_says_it_is(app: SimpleNamespace) -> None:
         assert [view["name"] for view in nobody.predict(api_name="/watchers")] == ["open"]
 
 
-def test_a_tool_s_call_goes_to_this_server_whatever_host_is_named_and_without_its_own_token(
-    app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tool_s_call_goes_to_this_server_whatever_host_is_named_and_without_its_own_token(app, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "token-of-ada")  # of the machine
     headers = {"host": "127.0.0.1:1", "x-forwarded-host": "127.0.0.1:1", "x-hf-authorization": "Bearer token-of-ada"}
     answer = tool(app, "tools/call", headers, name="my_jobs", arguments={})
@@ -195,9 +191,7 @@ def test_a_tool_s_call_goes_to_this_server_whatever_host_is_named_and_without_it
     assert not tool(app, "tools/call", headers, name="leaderboard", arguments={})["isError"]
 
 
-def test_a_tool_s_caller_has_the_address_that_the_call_comes_from(
-    app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tool_s_caller_has_the_address_that_the_call_comes_from(app, monkeypatch):
     asked: list[str] = []
     monkeypatch.setattr(lanes, "address_of", lambda request, **_: asked.append(request.client.host) or "")
     headers = {"accept": "application/json, text/event-stream"}
@@ -209,7 +203,7 @@ def test_a_tool_s_caller_has_the_address_that_the_call_comes_from(
     assert asked == ["127.0.0.2", "127.0.0.2"]
 
 
-def test_a_stranger_s_report_is_never_taken_for_a_file_of_the_server_s(app: SimpleNamespace) -> None:
+def test_a_stranger_s_report_is_never_taken_for_a_file_of_the_server_s(app):
     """gradio hands out, and its client fetches, what an object with a path names."""
     trap = {"path": "README.md", "meta": {"_type": "gradio.FileData"}}
     report = {**trap, "statistics": {"agents": [trap]}}
@@ -221,9 +215,7 @@ def test_a_stranger_s_report_is_never_taken_for_a_file_of_the_server_s(app: Simp
     assert json.loads(called["content"][0]["text"])["report"] == told
 
 
-def test_a_stranger_s_word_that_json_cannot_write_breaks_no_answer(
-    app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stranger_s_word_that_json_cannot_write_breaks_no_answer(app, monkeypatch):
     app.service.shelf["zoo/long"] = Published("zoo/long", "a" * 40, None, "", {"x": [10**400, -1]}, True)
     assert app.client().predict("zoo/long", api_name="/model_files")["report"] == {"x": [str(10**400), -1]}
     halved = RepoSummary("org/m", 1, 1, ("half of a \ud83d",), "")
@@ -247,9 +239,7 @@ def test_a_stranger_s_word_that_json_cannot_write_breaks_no_answer(
         ("inspect_diff", {"base": "/etc", "agent": CATALOGUE[1]}, "no model of the Hub is named in base"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_name(
-    app: SimpleNamespace, endpoint: str, arguments: dict[str, Any], told: str
-) -> None:
+def test_a_wrong_value_is_refused_by_its_name(app, endpoint, arguments, told):
     with pytest.raises(AppError, match=f"E_RECIPE.*{told}"):
         app.client(oauth_token="token-of-ada").predict(**arguments, api_name=f"/{endpoint}")
     assert app.service.requests == []
@@ -269,21 +259,19 @@ def test_a_wrong_value_is_refused_by_its_name(
         ),
     ],
 )
-def test_a_tool_reads_its_arguments_as_the_endpoint_does_and_tells_of_no_file(
-    app: SimpleNamespace, name: str, arguments: dict[str, Any], told: str
-) -> None:
+def test_a_tool_reads_its_arguments_as_the_endpoint_does_and_tells_of_no_file(app, name, arguments, told):
     answer = tool(app, "tools/call", name=name, arguments=arguments)
     assert answer["content"][0]["text"].startswith(told)
 
 
-def test_an_answer_that_would_break_a_client_of_mcp_off_is_refused_as_a_tool_alone(app: SimpleNamespace) -> None:
+def test_an_answer_that_would_break_a_client_of_mcp_off_is_refused_as_a_tool_alone(app):
     app.service.shelf["zoo/large"] = Published("zoo/large", "a" * 40, None, '"' * 500_000, {}, True)
     answer = tool(app, "tools/call", name="model_files", arguments={"id": "zoo/large"})
     assert answer["content"][0]["text"].startswith("E_TOO_BIG: the answer is larger")
     assert len(app.client().predict("zoo/large", api_name="/model_files")["card"]) == 500_000
 
 
-def test_plain_http_may_leave_out_what_has_a_default_and_is_told_which_name_is_wrong(app: SimpleNamespace) -> None:
+def test_plain_http_may_leave_out_what_has_a_default_and_is_told_which_name_is_wrong(app):
     def answer(*data: Any) -> str:
         asked = httpx.post(f"{app.url}/gradio_api/call/inspect_merge", json={"data": data}).json()
         return httpx.get(f"{app.url}/gradio_api/call/inspect_merge/{asked['event_id']}", timeout=60).text
@@ -303,7 +291,7 @@ def test_plain_http_may_leave_out_what_has_a_default_and_is_told_which_name_is_w
         assert got in told
 
 
-def test_values_that_other_clients_write_otherwise_are_understood(app: SimpleNamespace) -> None:
+def test_values_that_other_clients_write_otherwise_are_understood(app):
     """A whole number as 2.0, no value as null, a switch as text, a model by its page's address."""
     ada = app.client(oauth_token="token-of-ada")
     page = ada.predict(suite=None, limit=2.0, api_name="/leaderboard")
@@ -314,16 +302,14 @@ def test_values_that_other_clients_write_otherwise_are_understood(app: SimpleNam
     assert ada.predict(address, CATALOGUE[1], api_name="/inspect_diff")["base"].startswith(CATALOGUE[0])
 
 
-def test_no_program_is_told_to_use_the_command_line(app: SimpleNamespace) -> None:
+def test_no_program_is_told_to_use_the_command_line(app):
     without = {key: value for key, value in RECIPE.items() if key != "method"}
     with pytest.raises(AppError) as refused:
         app.client().predict(without, api_name="/inspect_merge")
     assert str(refused.value).endswith("Choose one, such as ram_plus.")
 
 
-def test_a_sweep_becomes_a_job_a_variant_and_where_one_is_refused_what_was_queued_is_named(
-    app: SimpleNamespace,
-) -> None:
+def test_a_sweep_becomes_a_job_a_variant_and_where_one_is_refused_what_was_queued_is_named(app):
     ada = app.client(oauth_token="token-of-ada")
     names = [variant["name"] for variant in ada.predict(SWEEP, api_name="/inspect_sweep")]
     jobs = ada.predict(SWEEP, "ada/swept", api_name="/start_sweep")
@@ -337,9 +323,7 @@ def test_a_sweep_becomes_a_job_a_variant_and_where_one_is_refused_what_was_queue
     assert sum("wide" in job["target"] for job in ada.predict(api_name="/my_jobs")) == 1
 
 
-def test_an_answer_is_of_one_board_and_one_without_results_is_empty(
-    app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_is_of_one_board_and_one_without_results_is_empty(app, monkeypatch):
     boards = iter([app.board.content])
     monkeypatch.setattr(app.board, "board", lambda: next(boards, Board()))
     sorted_up = app.client().predict("trio", sort="overall", api_name="/leaderboard")
@@ -349,7 +333,7 @@ def test_an_answer_is_of_one_board_and_one_without_results_is_empty(
         app.client().predict("zoo", api_name="/leaderboard")
 
 
-def test_the_board_is_told_by_pages_and_by_model_and_names_the_columns_to_sort_by(app: SimpleNamespace) -> None:
+def test_the_board_is_told_by_pages_and_by_model_and_names_the_columns_to_sort_by(app):
     anybody = app.client()
     every = anybody.predict(api_name="/leaderboard")
     assert (every["suite"], every["total"], len(every["rows"])) == ("trio", 4, 4)
@@ -404,9 +388,7 @@ def start(client: Client, **changes: Any) -> Any:
     return client.predict(**{"recipe": RECIPE, "target": "ada/merged", **changes}, api_name="/start_merge")
 
 
-def test_a_plan_is_told_in_full_and_an_incompatible_merge_with_every_problem(
-    client: Callable[..., Client], pages: Site
-) -> None:
+def test_a_plan_is_told_in_full_and_an_incompatible_merge_with_every_problem(client, pages):
     summary = client().predict(RECIPE, api_name="/inspect_merge")
     assert summary == json.loads(json.dumps(plan_summary(pages.service.inspect(RECIPE, None))))
     recipe = {**RECIPE, "agents": [CATALOGUE[1], "other/wide-agent"]}
@@ -430,9 +412,7 @@ def test_a_plan_is_told_in_full_and_an_incompatible_merge_with_every_problem(
     ],
     ids=str,
 )
-def test_a_folder_or_a_malformed_recipe_is_refused_before_the_service_sees_it(
-    client: Callable[..., Client], pages: Site, recipe: dict[str, Any]
-) -> None:
+def test_a_folder_or_a_malformed_recipe_is_refused_before_the_service_sees_it(client, pages, recipe):
     pages.service.failure = HubUnavailableError("the service was asked")
     assert "E_RECIPE" in refusal(client().predict, {**RECIPE, **recipe}, api_name="/inspect_merge")
 
@@ -446,9 +426,7 @@ def test_a_folder_or_a_malformed_recipe_is_refused_before_the_service_sees_it(
     ],
     ids=["expired", "forged", "from a page of another site"],
 )
-def test_nobody_starts_cancels_or_lists_without_a_valid_session(
-    client: Callable[..., Client], pages: Site, who: dict[str, Any]
-) -> None:
+def test_nobody_starts_cancels_or_lists_without_a_valid_session(client, pages, who):
     pages.service.put([job_view(JOB)])
     anonymous = client(**who)
     assert "E_LOGIN" in refusal(start, anonymous)
@@ -458,7 +436,7 @@ def test_nobody_starts_cancels_or_lists_without_a_valid_session(
     assert pages.service.store[JOB].state == "queued"
 
 
-def test_a_signed_in_user_starts_a_merge_of_their_own(client: Callable[..., Client], pages: Site) -> None:
+def test_a_signed_in_user_starts_a_merge_of_their_own(client, pages):
     job = start(client("ada"))
     [(request, visitor)] = pages.service.requests
     assert (visitor.name, request.target, request.private, request.license) == ("ada", "ada/merged", True, None)
@@ -468,30 +446,28 @@ def test_a_signed_in_user_starts_a_merge_of_their_own(client: Callable[..., Clie
 
 
 @pytest.mark.parametrize(("action", "old", "new"), [("cancel", "queued", "cancelled"), ("retry", "failed", "queued")])
-def test_only_the_owner_cancels_a_job_or_tries_it_again(
-    client: Callable[..., Client], pages: Site, action: str, old: str, new: str
-) -> None:
+def test_only_the_owner_cancels_a_job_or_tries_it_again(client, pages, action, old, new):
     pages.service.put([job_view(JOB, state=old)])
     assert "E_PERMISSION" in refusal(client("bob").predict, JOB, api_name=f"/{action}_job")
     assert pages.service.store[JOB].state == old
     assert client("ada").predict(JOB, api_name=f"/{action}_job")["state"] == new
 
 
-def test_a_job_with_a_private_target_is_shown_to_its_owner_only(client: Callable[..., Client], pages: Site) -> None:
+def test_a_job_with_a_private_target_is_shown_to_its_owner_only(client, pages):
     pages.service.put([job_view(JOB, private=True, target="ada/secret")])
     for stranger in (client(), client("bob")):
         assert "ada/secret" not in refusal(stranger.predict, JOB, api_name="/job_status")
     assert client("ada").predict(JOB, api_name="/job_status")["target"] == "ada/secret"
 
 
-def test_a_failure_of_the_hub_is_told_as_it_is(client: Callable[..., Client], pages: Site) -> None:
+def test_a_failure_of_the_hub_is_told_as_it_is(client, pages):
     pages.service.failure = HubUnavailableError(HOSTILE, next_step="Try again later.")
     text = refusal(client().predict, RECIPE, api_name="/inspect_merge")
     assert text.startswith("E_HUB: ")
     assert HOSTILE in text  # as text: gradio's client, like any other, gets it as JSON
 
 
-def test_nothing_can_be_uploaded_and_no_file_is_served(pages: Site) -> None:
+def test_nothing_can_be_uploaded_and_no_file_is_served(pages):
     assert httpx.post(f"{pages.url}/gradio_api/upload", files={"files": b"x"}).status_code == 404
     for path in ("/etc/passwd", "pyproject.toml"):
         assert httpx.get(f"{pages.url}/gradio_api/file={path}").status_code == 403
@@ -505,9 +481,7 @@ def test_nothing_can_be_uploaded_and_no_file_is_served(pages: Site) -> None:
         ("preview_merge", lambda file: {**file, "in": file}),
     ],
 )
-def test_a_file_that_a_request_names_is_not_put_where_anybody_may_fetch_it(
-    pages: Site, tmp_path: Path, endpoint: str, around: Callable[[Any], Any]
-) -> None:
+def test_a_file_that_a_request_names_is_not_put_where_anybody_may_fetch_it(pages, tmp_path, endpoint, around):
     secret = tmp_path / f"{uuid4()}.svg"
     secret.write_text(f"a secret of {secret}")
     with ScriptedHub({}) as elsewhere:
@@ -522,7 +496,7 @@ def test_a_file_that_a_request_names_is_not_put_where_anybody_may_fetch_it(
     assert httpx.get(f"{pages.url}/gradio_api/file={secret}").status_code == 403
 
 
-def test_no_token_and_no_secret_reaches_a_page(pages: Site) -> None:
+def test_no_token_and_no_secret_reaches_a_page(pages):
     for path in ("/", "/merge", "/activity", "/job", "/config", "/gradio_api/info"):
         text = httpx.get(f"{pages.url}{path}", headers={"Cookie": f"session={session_cookie('ada')}"}).text
         assert "token-of-ada" not in text

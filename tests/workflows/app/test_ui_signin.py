@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 from hubmerge.errors import GatedError, HubmergeError, LoginError, Problem, SourceNotFoundError
 from hubmerge.hub.errors import UNREADABLE
 from hubmerge.settings import Settings
-from localhub.fault_rules import FaultSwitch, LostAnswer, Reset, Status
+from localhub.fault_rules import LostAnswer, Reset, Status
 from localhub.process import LocalHubProcess
 from workflows.app.app import RunningApp, build_web_app, launch_app
 from workflows.app.panels import access_offer
@@ -72,13 +72,13 @@ def held_by(cookie: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("provider", ["http://hub.example", "http://10.0.0.5:8000", "ftp://127.0.0.1", "https://"])
-def test_a_provider_must_be_https_or_on_this_machine(provider: str) -> None:
+def test_a_provider_must_be_https_or_on_this_machine(provider):
     with pytest.raises(LoginError):
         use_oauth_client(OAuthClient(provider, "id", "a long secret"))
 
 
 @pytest.mark.parametrize("provider", ["https://hub.example/", "http://[::1]:8000"])
-def test_gradio_s_own_oauth_is_given_the_client_whose_secret_no_repr_shows(provider: str) -> None:
+def test_gradio_s_own_oauth_is_given_the_client_whose_secret_no_repr_shows(provider):
     client = OAuthClient(provider, "id", "a long secret")
     use_oauth_client(client)
     assert provider.rstrip("/") == gradio.oauth.OPENID_PROVIDER_URL
@@ -88,9 +88,7 @@ def test_gradio_s_own_oauth_is_given_the_client_whose_secret_no_repr_shows(provi
 
 
 @pytest.mark.browser
-def test_a_visitor_signs_in_at_the_local_hub_and_out_again_while_the_form_is_kept(
-    site: RunningApp, open_page: Any
-) -> None:
+def test_a_visitor_signs_in_at_the_local_hub_and_out_again_while_the_form_is_kept(site, open_page):
     page = open_page(f"{site.url}/job?id=abc")
     page.get_by_role("button", name="Sign in to the local Hub").click()
     page.get_by_role("button", name="Ada (local)").click()
@@ -125,7 +123,7 @@ def test_a_visitor_signs_in_at_the_local_hub_and_out_again_while_the_form_is_kep
 
 
 @pytest.mark.browser
-def test_where_nobody_can_sign_in_the_start_says_so(open_page: Any) -> None:
+def test_where_nobody_can_sign_in_the_start_says_so(open_page):
     with launch_app(FakeService(), Settings(endpoint="http://127.0.0.1:9"), port=0) as running:
         page = open_page(f"{running.url}/merge")
         page.locator("#hint").filter(has_text="nothing can be started").wait_for()
@@ -134,9 +132,7 @@ def test_where_nobody_can_sign_in_the_start_says_so(open_page: Any) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_sign_in_leads_back_to_the_whole_address_where_its_cookie_can_hold_it(
-    local_hub: LocalHubProcess, site: RunningApp, more: int
-) -> None:
+def test_a_sign_in_leads_back_to_the_whole_address_where_its_cookie_can_hold_it(local_hub, site, more):
     own = "base=a/b&agent=c%20d&agent=%7B"
     own += "&agent=" + "%2B" * ((BACK_MAX_CHARACTERS - len(own) - 7) // 3)
     own += "x" * (BACK_MAX_CHARACTERS - len(own) + more)
@@ -150,17 +146,13 @@ def test_a_sign_in_leads_back_to_the_whole_address_where_its_cookie_can_hold_it(
 
 
 @pytest.mark.parametrize("host", ["http://127.0.0.1", "http://localhost:7860"])
-def test_a_browser_that_keeps_no_secure_cookie_by_plain_http_is_signed_in_on_this_machine(
-    local_hub: LocalHubProcess, site: RunningApp, host: str
-) -> None:
+def test_a_browser_that_keeps_no_secure_cookie_by_plain_http_is_signed_in_on_this_machine(local_hub, site, host):
     client = TestClient(site.app, base_url=host)
     assert sign_in(client, local_hub, "/activity")[1].headers["location"] == "/activity"
     assert held_by(f"session={client.cookies['session']}")["userinfo"]["preferred_username"] == "ada"
 
 
-def test_a_browser_that_keeps_no_cookie_is_told_so_and_not_sent_round_for_ever(
-    local_hub: LocalHubProcess, site: RunningApp
-) -> None:
+def test_a_browser_that_keeps_no_cookie_is_told_so_and_not_sent_round_for_ever(local_hub, site):
     asked, ada = 0, {"Authorization": f"Bearer {local_hub.tokens['ada']}"}
     client = TestClient(site.app, base_url="http://127.0.0.1", follow_redirects=False)
     answer = client.get("/login/huggingface?_target_url=/activity")
@@ -175,7 +167,7 @@ def test_a_browser_that_keeps_no_cookie_is_told_so_and_not_sent_round_for_ever(
     assert '<a href="/activity" target="_blank">' in answer.text
 
 
-def test_the_session_of_a_member_of_many_organisations_is_one_that_a_browser_keeps() -> None:
+def test_the_session_of_a_member_of_many_organisations_is_one_that_a_browser_keeps():
     orgs = [{"sub": str(k), "name": f"organisation-{k}", "roleInOrg": "admin"} for k in range(40)]
     person = {"name": "Ada", "preferred_username": "ada", "profile": "", "picture": "", "orgs": orgs}
     told = {"access_token": "hf_oauth_x", "scope": "openid", "expires_at": 2e9, "id_token": "x" * 4096}
@@ -192,9 +184,7 @@ def test_the_session_of_a_member_of_many_organisations_is_one_that_a_browser_kee
     assert held == {**kept, "userinfo": {key: person[key] for key in person if key != "orgs"}}
 
 
-def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
-    local_hub: LocalHubProcess, site: RunningApp
-) -> None:
+def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(local_hub, site):
     def asked(path: str) -> dict[str, list[str]]:
         answer = get_session().get(site.url + path, follow_redirects=False)
         assert answer.headers["location"].startswith(f"{local_hub.endpoint}/oauth/authorize?")
@@ -222,7 +212,7 @@ def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
         ("http://[evil.example/x", "/"),
     ],
 )
-def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(site: RunningApp, target: str, page: str) -> None:
+def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(site, target, page):
     client = TestClient(site.app, base_url="http://127.0.0.1")
     refused = {"_target_url": target, "error": "access_denied", "error_description": "no", "state": "s"}
     answer = client.get("/login/callback", params=refused, follow_redirects=False)
@@ -244,9 +234,7 @@ def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(site: Runnin
     ],
     ids=lambda given: getattr(given, "kind", given),
 )
-def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, fault: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(faulty_hub, switch, path, fault, caplog):
     app = build_web_app(FakeService(), **signing_in_at(faulty_hub))  # of its own: an app asks for some of it only once
     with TestClient(app, base_url="https://127.0.0.1") as client:
         switch.add(path, fault, times=None)
@@ -262,13 +250,13 @@ def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(
 
 
 @pytest.mark.parametrize("path", ["/login/huggingface", "/login/callback"])
-def test_a_sign_in_asks_for_nothing_that_the_space_did_not_declare(path: str) -> None:
+def test_a_sign_in_asks_for_nothing_that_the_space_did_not_declare(path):
     declared = "https://hub.example/oauth/authorize?scope=openid+profile+contribute-repos&state=s"
     site = TestClient(AskedScopes(RedirectResponse(declared)), follow_redirects=False)
     assert site.get(f"{path}?with=read-repos").headers["location"] == declared
 
 
-def test_the_space_declares_what_the_app_asks_for_and_a_sign_in_outlives_its_queue() -> None:
+def test_the_space_declares_what_the_app_asks_for_and_a_sign_in_outlives_its_queue():
     card = yaml.safe_load((ROOT / "README.md").read_text("utf-8").split("---")[1])
     assert sorted(["openid", "profile", *card["hf_oauth_scopes"]]) == sorted(SCOPES)
     assert 24 * 60 < card["hf_oauth_expiration_minutes"] <= 43_200  # the Hub's limit; its default is 8 hours
@@ -282,7 +270,7 @@ def hidden(*names: str) -> HubmergeError:
     return SourceNotFoundError("models are missing", problems=problems)
 
 
-def test_who_picks_a_model_that_is_not_shown_is_offered_to_allow_private_ones() -> None:
+def test_who_picks_a_model_that_is_not_shown_is_offered_to_allow_private_ones():
     offer = str(access_offer(hidden("ada/secret", "ada/other"), ADA, "https://hub.example"))
     assert "ada/secret, ada/other" in offer
     assert 'href="/login/huggingface?_target_url=%2F&amp;with=read-repos"' in offer
@@ -293,7 +281,7 @@ def test_who_picks_a_model_that_is_not_shown_is_offered_to_allow_private_ones() 
     assert access_offer(revision, ADA, "https://hub.example") is None
 
 
-def test_who_picks_a_gated_model_is_sent_to_its_page_or_to_a_wider_sign_in() -> None:
+def test_who_picks_a_gated_model_is_sent_to_its_page_or_to_a_wider_sign_in():
     for where in ("meta/llama", "meta/llama@main", "sub/config.json in meta/llama@52c47e508600"):
         gated = GatedError("a gated repo", where=where)
         assert 'href="https://hub.example/meta/llama"' in str(access_offer(gated, ADA, "https://hub.example"))
@@ -301,7 +289,7 @@ def test_who_picks_a_gated_model_is_sent_to_its_page_or_to_a_wider_sign_in() -> 
         assert f'href="{sign_in_link()}"' in str(access_offer(gated, earlier, "https://hub.example"))
 
 
-def test_a_sign_in_that_the_hub_takes_no_more_leads_to_another() -> None:
+def test_a_sign_in_that_the_hub_takes_no_more_leads_to_another():
     ended = LoginError("the token is not valid or has expired", where="zoo/base", next_step="Sign in again.")
     assert f'href="{sign_in_link()}"' in str(access_offer(ended, ADA, "https://hub.example"))
     assert access_offer(ended, None, "https://hub.example") is None

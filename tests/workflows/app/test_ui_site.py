@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from hubmerge.settings import Settings
 from workflows.app.app import build_web_app
-from workflows.app.frame import PAGES, Page
+from workflows.app.frame import PAGES
 from workflows.app.guard import MAX_BODY_BYTES, Guard
 from workflows.app.site import Site, site_routes
 
@@ -29,14 +29,14 @@ def site() -> TestClient:
     return TestClient(app, base_url="http://127.0.0.1", follow_redirects=False)
 
 
-def test_an_address_with_a_slash_at_its_end_leads_to_the_page_and_loses_nothing(site: TestClient) -> None:
+def test_an_address_with_a_slash_at_its_end_leads_to_the_page_and_loses_nothing(site):
     for query in ("", "?base=//evil.example&agent=c/d&agent=e/f"):
         answer = site.get(f"/merge/{query}")
         assert (answer.status_code, answer.headers["location"]) == (308, f"/merge{query}")
 
 
 @pytest.mark.parametrize("page", BOARDLESS, ids=lambda page: page.path or "home")
-def test_every_page_says_what_it_is_to_search_engines_and_in_shared_links(site: TestClient, page: Page) -> None:
+def test_every_page_says_what_it_is_to_search_engines_and_in_shared_links(site, page):
     answer = site.get(f"/{page.path}")
     assert answer.status_code == site.head(f"/{page.path}").status_code == 200
     head, _, rest = answer.text.partition("<script>window.gradio_config = ")
@@ -54,14 +54,14 @@ def test_every_page_says_what_it_is_to_search_engines_and_in_shared_links(site: 
     ("model", "title"),
     [("org/merge", "org/merge · hubmerge"), ("<b>x</b>", "Model · hubmerge"), ("", "Model · hubmerge")],
 )
-def test_a_model_s_page_has_the_model_s_name_as_its_title(site: TestClient, model: str, title: str) -> None:
+def test_a_model_s_page_has_the_model_s_name_as_its_title(site, model, title):
     text = site.get("/model", params={"model": model}).text
     assert f"<title>{title}</title>" in text
     assert f'<meta property="og:title" content="{title}">' in text
     assert "<b>x</b>" not in text.partition("<script>window.gradio_config = ")[0]
 
 
-def test_icon_and_picture_are_served_from_here(site: TestClient) -> None:
+def test_icon_and_picture_are_served_from_here(site):
     assert site.get("/favicon.svg").headers["content-type"].startswith("image/svg+xml")
     assert site.get("/social.png").content.startswith(b"\x89PNG")
     below = TestClient(Starlette(routes=site_routes()), root_path="/below")
@@ -69,7 +69,7 @@ def test_icon_and_picture_are_served_from_here(site: TestClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nope", "/merge/x"])
-def test_an_address_that_is_none_is_told_on_a_page_and_to_programs_as_json(site: TestClient, path: str) -> None:
+def test_an_address_that_is_none_is_told_on_a_page_and_to_programs_as_json(site, path):
     told = site.get(path, headers=BROWSER)
     assert told.status_code == 404
     assert told.headers["content-type"].startswith("text/html")
@@ -79,17 +79,17 @@ def test_an_address_that_is_none_is_told_on_a_page_and_to_programs_as_json(site:
     assert site.get(path, headers={"accept": "application/json"}).json() == {"detail": "Not Found"}
 
 
-def test_an_address_of_the_api_that_is_none_is_json_for_everybody(site: TestClient) -> None:
+def test_an_address_of_the_api_that_is_none_is_json_for_everybody(site):
     answer = site.get("/gradio_api/nope", headers=BROWSER)
     assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
 
 
-def test_a_page_that_this_installation_lacks_says_why(site: TestClient) -> None:
+def test_a_page_that_this_installation_lacks_says_why(site):
     assert "Nothing is evaluated here" in site.get("/leaderboard", headers=BROWSER).text
     assert 'href="./leaderboard"' not in site.get("/nope", headers=BROWSER).text
 
 
-def test_a_space_names_its_own_host_in_shared_links() -> None:
+def test_a_space_names_its_own_host_in_shared_links():
     page = HTMLResponse('<meta charset="utf-8" /><script>window.gradio_config')
     text = TestClient(Site(page, pages=PAGES, host="ada-merge.hf.space")).get("/merge").text
     assert 'content="https://ada-merge.hf.space/social.png"' in text
@@ -115,25 +115,25 @@ GUARDED = TestClient(Guard(echo, hub="https://hub.example", hosts=["ada-merge.hf
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:7861", "http://127.0.0.1"])
-def test_a_request_from_another_site_loses_its_cookies(origin: str) -> None:
+def test_a_request_from_another_site_loses_its_cookies(origin):
     answer = GUARDED.get("/", headers={"origin": origin, "cookie": "session=s"})
     assert answer.status_code == 200
     assert "cookie" not in answer.json()
 
 
 @pytest.mark.parametrize("origin", [f"http://{HOST}", "https://ada-merge.hf.space", None])
-def test_a_request_of_these_pages_or_of_a_program_keeps_them(origin: str | None) -> None:
+def test_a_request_of_these_pages_or_of_a_program_keeps_them(origin):
     headers = {"cookie": "session=s"} | ({"origin": origin} if origin else {})
     assert GUARDED.get("/", headers=headers).json()["cookie"] == "session=s"
 
 
 @pytest.mark.parametrize("path", ["/gradio_api/upload", "/gradio_api/proxy=http://169.254.169.254/", "/monitoring"])
-def test_what_no_page_needs_is_closed(path: str) -> None:
+def test_what_no_page_needs_is_closed(path):
     answer = GUARDED.get(path)
     assert (answer.status_code, answer.text) == (404, "not offered here")
 
 
-def test_a_body_above_the_limit_is_refused_whether_its_length_is_stated_or_not() -> None:
+def test_a_body_above_the_limit_is_refused_whether_its_length_is_stated_or_not():
     assert GUARDED.post("/", content=b"x" * MAX_BODY_BYTES).json()["size"] == MAX_BODY_BYTES
     assert GUARDED.post("/", content=b"x" * (MAX_BODY_BYTES + 1)).status_code == 413
     parts = [b"x" * MAX_BODY_BYTES, b"x"]
@@ -141,5 +141,5 @@ def test_a_body_above_the_limit_is_refused_whether_its_length_is_stated_or_not()
     assert GUARDED.post("/", content=iter(parts)).json()["size"] is None
 
 
-def test_only_this_site_and_the_hub_may_frame_it() -> None:
+def test_only_this_site_and_the_hub_may_frame_it():
     assert GUARDED.get("/").headers["content-security-policy"] == "frame-ancestors 'self' https://hub.example"

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 import pytest
 from pages_fake import BASE, MATH, TOOL, job_view
-from pages_session import FILLED, Site, errors_of
+from pages_session import FILLED, errors_of
 from starlette.datastructures import QueryParams
 
 from hubmerge.errors import RecipeError
@@ -23,7 +23,7 @@ def variants(*values: Any, **recipe: Any) -> list[tuple[str, Any]]:
     return list(sweep_from_dict(sweep_of({**RECIPE, **recipe}, *values)).variants)
 
 
-def test_values_of_two_settings_make_every_combination_beside_other_methods() -> None:
+def test_values_of_two_settings_make_every_combination_beside_other_methods():
     found = variants([], [("density", "0.2, 0.5"), ("lambda", "0.5; 1.0")], seed=3, dtype="float16")
     told = [(r.parameters["density"], r.parameters["lambda"]) for _, r in found]
     assert told == [(0.2, 0.5), (0.2, 1.0), (0.5, 0.5), (0.5, 1.0)]
@@ -35,7 +35,7 @@ def test_values_of_two_settings_make_every_combination_beside_other_methods() ->
     assert named == ["ties_density-0.2"]  # by what differs from the usual
 
 
-def test_a_setting_that_differs_over_the_layers_is_one_variant() -> None:
+def test_a_setting_that_differs_over_the_layers_is_one_variant():
     [(_, only)] = variants([], [], parameters={"lambda": [0.5, 1.0]})
     assert list(only.parameters["lambda"]) == [0.5, 1.0]
     assert len(variants([], [("lambda", "[0.5, 1.0], 0.7")])) == 2
@@ -43,17 +43,17 @@ def test_a_setting_that_differs_over_the_layers_is_one_variant() -> None:
 
 
 @pytest.mark.parametrize(("text", "told"), [("0.2, }", r"such as 0\.2, 0\.5"), ("0.2, 7", "density")])
-def test_values_that_cannot_be_read_or_that_the_setting_cannot_have_are_refused(text: str, told: str) -> None:
+def test_values_that_cannot_be_read_or_that_the_setting_cannot_have_are_refused(text, told):
     with pytest.raises(RecipeError, match=told):
         variants([], [("density", text)])
 
 
-def test_keys_of_the_box_of_yaml_that_are_no_texts_are_refused_by_name() -> None:
+def test_keys_of_the_box_of_yaml_that_are_no_texts_are_refused_by_name():
     with pytest.raises(RecipeError, match="got 1, colour"):
         sweep_from_dict(sweep_of({**RECIPE, 1: "x", "colour": "red"}, ["ram"], []))
 
 
-def test_an_address_says_the_variants_and_what_is_wrong_in_it() -> None:
+def test_an_address_says_the_variants_and_what_is_wrong_in_it():
     methods, first, values, second, none, told, fold = opened_with(
         QueryParams(f"method=ties&also=linear&vary=density:0.2,0.5&vary=lambda:{'1,' * 400}"), "ties"
     )
@@ -66,14 +66,14 @@ def test_an_address_says_the_variants_and_what_is_wrong_in_it() -> None:
     assert "nope, gibberish" in told
 
 
-def test_an_address_without_variants_takes_away_nothing_that_was_chosen_meanwhile() -> None:
+def test_an_address_without_variants_takes_away_nothing_that_was_chosen_meanwhile():
     methods, first, values, second, others, told, fold = opened_with(QueryParams("method=ties"), "ties")
     assert [methods, values, others, told, fold] == [gr.skip()] * 5
     assert "value" not in first | second
     assert first["choices"][1:] == second["choices"][1:] == settings_of("ties")
 
 
-def test_the_number_of_variants_their_names_and_their_time_are_told() -> None:
+def test_the_number_of_variants_their_names_and_their_time_are_told():
     panel = str(counted_panel([f"ties_density-0.{k}" for k in range(15)], 130, signed_in=False))
     for told in ("15 variants, about 2 min", "<li>TIES, density 0.0</li>", "and 3 more", "Sign in to start them"):
         assert told in panel
@@ -84,7 +84,7 @@ def test_the_number_of_variants_their_names_and_their_time_are_told() -> None:
     assert "one variant alone" in counted_panel(["ties"], 1, signed_in=True)
 
 
-def test_how_many_of_the_variants_start_now_is_said_where_the_limit_of_a_user_does_not_take_all() -> None:
+def test_how_many_of_the_variants_start_now_is_said_where_the_limit_of_a_user_does_not_take_all():
     names = [f"ties_density-0.{k}" for k in range(8)]
 
     def told(limit: int, under_way: int) -> str:
@@ -98,9 +98,7 @@ def test_how_many_of_the_variants_start_now_is_said_where_the_limit_of_a_user_do
 @pytest.mark.parametrize(
     ("newest", "told"), [(0, "3 merges started"), (2, "One merge started"), (3, "Nothing new was started")]
 )
-def test_each_variant_leads_to_its_job_and_one_that_exists_already_is_not_called_started(
-    newest: int, told: str
-) -> None:
+def test_each_variant_leads_to_its_job_and_one_that_exists_already_is_not_called_started(newest, told):
     jobs = [job_view(str(k) * 64, target=f"ada/mine-{k}", ticket=k) for k in range(1, 4)]
     panel = str(started_panel(jobs, newest=newest))
     assert told in panel
@@ -109,7 +107,7 @@ def test_each_variant_leads_to_its_job_and_one_that_exists_already_is_not_called
 
 
 @pytest.mark.browser
-def test_variants_are_counted_kept_in_the_address_and_started(site: Site) -> None:
+def test_variants_are_counted_kept_in_the_address_and_started(site):
     page = site.open(f"{FILLED}&method=ties&name=mine", "ada")
     errors = errors_of(page)
     page.locator("#start:not([disabled])").wait_for()

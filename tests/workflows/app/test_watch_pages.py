@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 from pages_fake import BROKEN, ENDPOINT, HOSTILE, SHA, TRIAL, ZOO, FakeService
-from pages_session import Site, shown, untouched
+from pages_session import shown, untouched
 from test_ui_merge import in_blocks
 
 from hubmerge.errors import HubUnavailableError, RuleError
@@ -21,7 +21,7 @@ from workflows.values import Trial
 from workflows.watchers.rules import load_rules, rule_data, rule_from_data
 
 
-def test_a_rule_is_told_in_words_with_what_it_merged_and_when_it_looks() -> None:
+def test_a_rule_is_told_in_words_with_what_it_merged_and_when_it_looks():
     text = str(watchers_panel([ZOO], ENDPOINT))
     done = f'href="{ENDPOINT}/ada/zoo-watch-9f8e7d6c5b"'
     for told in ("Merges all fine-tunes of zoo/base", f'href="job?id={"a" * 64}"', done, "2 of 4 merges", "Watching"):
@@ -30,7 +30,7 @@ def test_a_rule_is_told_in_words_with_what_it_merged_and_when_it_looks() -> None
     assert ("2030-01-02 10:05 UTC" in text, "2030-01-02 10:10 UTC" in text) == (True, True)
 
 
-def test_reasons_are_counted_in_words_and_codes_stand_in_the_fold() -> None:
+def test_reasons_are_counted_in_words_and_codes_stand_in_the_fold():
     above, _, folded = str(watchers_panel([ZOO], ENDPOINT)).partition("<details")
     for told in ("not of the base&#39;s architecture or shapes", "under another license"):
         assert told in above
@@ -41,7 +41,7 @@ def test_reasons_are_counted_in_words_and_codes_stand_in_the_fold() -> None:
     assert ZOO.rule in folded
 
 
-def test_a_paused_rule_says_when_it_goes_on_and_where_a_restart_ends_the_pause_how_to_stop_for_good() -> None:
+def test_a_paused_rule_says_when_it_goes_on_and_where_a_restart_ends_the_pause_how_to_stop_for_good():
     paused, said = replace(ZOO, paused=True, next_look=None), "when it restarts, the pause is forgotten"
     text = str(watchers_panel([paused], ENDPOINT))
     assert [told in text for told in ("Paused", "when it is resumed", "Watching", said)] == [True, True, False, False]
@@ -50,7 +50,7 @@ def test_a_paused_rule_says_when_it_goes_on_and_where_a_restart_ends_the_pause_h
     assert said not in watchers_panel([replace(ZOO, forgets=True)], ENDPOINT)
 
 
-def test_only_a_space_without_a_volume_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_space_without_a_volume_forgets(tmp_path, monkeypatch):
     space = Settings(space_id="ada/hubmerge", data_dir=tmp_path / "data")
     monkeypatch.setattr(Path, "is_mount", lambda path: path == Path("/"))
     assert space.forgets
@@ -59,7 +59,7 @@ def test_only_a_space_without_a_volume_forgets(tmp_path: Path, monkeypatch: pyte
     assert not space.forgets
 
 
-def test_a_trial_tells_what_it_would_merge_and_what_it_would_leave_out() -> None:
+def test_a_trial_tells_what_it_would_merge_and_what_it_would_leave_out():
     text = str(trial_panel(TRIAL, ENDPOINT))
     first = "which has merged nothing yet"
     for told in ("Would merge these 3 now", "ada/zoo-watch-282948d5ec", "Would leave out: 2", first):
@@ -71,7 +71,7 @@ def test_a_trial_tells_what_it_would_merge_and_what_it_would_leave_out() -> None
     assert "but cannot" in str(trial_panel(shut, ENDPOINT))
 
 
-def test_strangers_text_stays_text() -> None:
+def test_strangers_text_stays_text():
     odd = dict.fromkeys(("subject", "code", "text", "job_state", "time"), HOSTILE)
     events = tuple(replace(event, agents=(HOSTILE,), **odd) for event in ZOO.events)
     told = dict.fromkeys(("name", "owner", "about", "rule", "waiting"), HOSTILE)
@@ -84,7 +84,7 @@ def test_strangers_text_stays_text() -> None:
 
 
 @pytest.mark.browser
-def test_the_page_in_a_browser_and_a_rule_that_runs_in_the_form(site: Site) -> None:
+def test_the_page_in_a_browser_and_a_rule_that_runs_in_the_form(site):
     site.watchers.views[0] = replace(ZOO, rule=ZOO.rule + "agents: {authors: [zoo]}\nrecipe: {method: ties}\n")
     page = site.open("/watchers?watcher=zoo-watch")
     page.locator("#watchers article[data-rule='zoo-watch']").wait_for()
@@ -105,7 +105,7 @@ def test_the_page_in_a_browser_and_a_rule_that_runs_in_the_form(site: Site) -> N
 
 
 @pytest.mark.browser
-def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look(site: Site) -> None:
+def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look(site):
     page = site.open("/watchers", "ada", 390)
     rule = page.locator("article[data-rule='zoo-watch']")
     rule.get_by_role("button", name="Pause").click()
@@ -122,7 +122,7 @@ def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look(site: Site) -> 
 
 
 @pytest.mark.browser
-def test_a_visitor_makes_a_rule_tries_it_and_copies_it_and_the_address_holds_it(site: Site) -> None:
+def test_a_visitor_makes_a_rule_tries_it_and_copies_it_and_the_address_holds_it(site):
     page = site.open("/watchers?rule={base: zoo/base}", "bob")
     shown(page, "#trial", "the rule matches everything")
     assert page.locator("#try").is_disabled()
@@ -182,7 +182,7 @@ def held(rule: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("data", [EVERYTHING, *map(rule_data, EXAMPLES)], ids=lambda data: data["name"])
-def test_a_rule_is_the_same_after_the_form_and_after_an_address(data: dict[str, Any]) -> None:
+def test_a_rule_is_the_same_after_the_form_and_after_an_address(data):
     rule = rule_from_data(data)
     assert rule_from_data(rule_of(held(data))) == rule
     [(key, text)] = parse_qsl(address_of(rule_of(held(data))))
@@ -191,7 +191,7 @@ def test_a_rule_is_the_same_after_the_form_and_after_an_address(data: dict[str, 
     assert address_of({**data, "agents": {"exclude": [f"zoo/agent-{n}" for n in range(900)]}}) == ""  # too long
 
 
-def test_what_is_left_open_gets_a_proposal() -> None:
+def test_what_is_left_open_gets_a_proposal():
     values = held({"base": "Qwen/Qwen2.5-7B-Instruct@main", "agents": {"authors": ["org"]}, "owner": "ada"})
     rule = rule_from_data(proposed(rule_of(values)))
     assert rule.name == "qwen2-5-7b-instruct-watch"
@@ -209,7 +209,7 @@ def test_what_is_left_open_gets_a_proposal() -> None:
         f"{{budget: 1{'0' * 400}, join: {{best: 1{'0' * 400}}}}}",
     ],
 )
-def test_what_an_address_says_wrongly_never_breaks_the_form(text: str) -> None:
+def test_what_an_address_says_wrongly_never_breaks_the_form(text):
     rule_of(held(read_address(text)))
 
 
@@ -222,9 +222,7 @@ def test_what_an_address_says_wrongly_never_breaks_the_form(text: str) -> None:
         ("watch-best", 33, "best: expected at most 32, got 33"),
     ],
 )
-def test_a_number_out_of_range_reaches_the_rule_s_check_which_says_what_it_must_be(
-    box: str, number: float, told: str
-) -> None:
+def test_a_number_out_of_range_reaches_the_rule_s_check_which_says_what_it_must_be(box, number, told):
     form = in_blocks(lambda: build_form(FakeService(), Lanes()))
     values = held({"base": "zoo/base", "agents": {"authors": ["zoo"]}, "join": {"best": 3}, "suite": "zoo"})
     [k] = [k for k, component in enumerate(form) if component.elem_id == box]
@@ -235,13 +233,13 @@ def test_a_number_out_of_range_reaches_the_rule_s_check_which_says_what_it_must_
     assert refused.value.code == "E_RULE"
 
 
-def test_an_empty_number_is_the_usual_one() -> None:
+def test_an_empty_number_is_the_usual_one():
     values = held({"base": "zoo/base", "join": {"best": 5}, "budget": 9})
     rule = rule_of([None if value in (5, 9) else value for value in values])
     assert (rule["join"], rule["budget"]) == ({"best": 3}, 3)
 
 
 @pytest.mark.parametrize("text", ["[", "- a list"])
-def test_more_of_a_rule_that_is_no_table_is_refused_by_name(text: str) -> None:
+def test_more_of_a_rule_that_is_no_table_is_refused_by_name(text):
     with pytest.raises(RuleError, match="More of the rule"):
         rule_of([*held({"base": "zoo/base"})[:-1], text])

@@ -35,7 +35,7 @@ from workflows.jobs.tokens import SealedToken, TokenVault
 from workflows.jobs.worker import PIPELINES, Worker
 
 
-def test_a_fresh_sign_in_replaces_the_token_of_a_waiting_job_and_gives_none_to_one_that_is_done(store: Store) -> None:
+def test_a_fresh_sign_in_replaces_the_token_of_a_waiting_job_and_gives_none_to_one_that_is_done(store):
     store.submit(new_job("a"), SealedToken("old", "2030-01-01"))
     store.submit(new_job("a"), SealedToken("new", None))
     assert store.sealed_token(job_id("a")) == SealedToken("new", None)
@@ -46,7 +46,7 @@ def test_a_fresh_sign_in_replaces_the_token_of_a_waiting_job_and_gives_none_to_o
     assert store.sealed_token(job_id("a")) is None
 
 
-def test_a_database_of_another_version_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+def test_a_database_of_another_version_or_a_damaged_one_is_refused(tmp_path):
     Store(tmp_path).close()
     for version in (1, SCHEMA_VERSION + 1):
         with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:
@@ -58,7 +58,7 @@ def test_a_database_of_another_version_or_a_damaged_one_is_refused(tmp_path: Pat
         Store(tmp_path)
 
 
-def test_the_database_is_in_wal_in_its_folder_and_for_this_user_only(tmp_path: Path) -> None:
+def test_the_database_is_in_wal_in_its_folder_and_for_this_user_only(tmp_path):
     folder = "what? 100% ä#"
     Store(tmp_path / folder).close()
     assert [path.name for path in tmp_path.iterdir()] == [folder]
@@ -67,7 +67,7 @@ def test_the_database_is_in_wal_in_its_folder_and_for_this_user_only(tmp_path: P
     assert (tmp_path / folder / "jobs.sqlite3").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_locked_database_is_busy_and_readable(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_database_is_busy_and_readable(tmp_path, store, monkeypatch):
     job = store.submit(new_job("a"))
     store.close()
     monkeypatch.setattr("workflows.jobs.schema.BUSY_TIMEOUT_S", 0)
@@ -90,9 +90,7 @@ def test_a_locked_database_is_busy_and_readable(tmp_path: Path, store: Store, mo
         ("SQLITE_PROTOCOL", "E_BUSY: the job database is locked by another process"),
     ],
 )
-def test_a_network_disk_and_another_user_s_files_are_told_from_a_full_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
-) -> None:
+def test_a_network_disk_and_another_user_s_files_are_told_from_a_full_one(tmp_path, monkeypatch, name, told):
     refused = sqlite3.OperationalError("disk I/O error")
     refused.sqlite_errorname = name
     monkeypatch.setattr("workflows.jobs.schema._configure", Mock(side_effect=refused))
@@ -119,7 +117,7 @@ for number in range(10_000):
 """
 
 
-def test_a_full_disk_refuses_jobs_and_keeps_those_it_accepted(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_jobs_and_keeps_those_it_accepted(tmp_path):
     accepted, state, message = printed_by(FULL_DISK, str(tmp_path)).split(maxsplit=2)
     assert int(accepted) > 10
     assert state == "queued"
@@ -145,7 +143,7 @@ while job := store.claim(sys.argv[2]):
 """
 
 
-def test_processes_never_share_a_claim(tmp_path: Path) -> None:
+def test_processes_never_share_a_claim(tmp_path):
     """Each process opens the new database itself, all at the same moment."""
     command = [sys.executable, "-c", RUSH, str(tmp_path)]
     rush = [
@@ -165,7 +163,7 @@ def test_processes_never_share_a_claim(tmp_path: Path) -> None:
     assert sorted(claims) == sorted(f"{job_id(str(number))} 1" for number in range(40))
 
 
-def test_submissions_at_once_make_one_job_of_an_identity_and_keep_to_the_quota(tmp_path: Path) -> None:
+def test_submissions_at_once_make_one_job_of_an_identity_and_keep_to_the_quota(tmp_path):
     store = Store(tmp_path, jobs_per_user=5)
     refused: list[str] = []
     start = Barrier(8)
@@ -192,7 +190,7 @@ TOKEN = SecretStr(CANARY)
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-def test_only_the_same_secret_opens_a_token_for_the_job_that_it_was_sealed_for_and_nothing_shows_it() -> None:
+def test_only_the_same_secret_opens_a_token_for_the_job_that_it_was_sealed_for_and_nothing_shows_it():
     right = TokenVault([b"right"])
     sealed = right.seal("job", TOKEN)
     assert right.open("job", sealed, NOW).get_secret_value() == CANARY
@@ -208,7 +206,7 @@ def test_only_the_same_secret_opens_a_token_for_the_job_that_it_was_sealed_for_a
             other.open(job, stored, NOW)
 
 
-def test_a_token_expires_with_its_sign_in() -> None:
+def test_a_token_expires_with_its_sign_in():
     keys = TokenVault([b"secret"])
     sealed = keys.seal("job", TOKEN, NOW)
     assert keys.open("job", sealed, NOW - timedelta(microseconds=1)).get_secret_value() == CANARY
@@ -220,7 +218,7 @@ def vault(folder: Path, secret: str = "test secret") -> TokenVault:
     return TokenVault.from_settings(Settings(data_dir=folder, secret=SecretStr(secret)))
 
 
-def test_a_rotated_secret_still_opens_what_the_old_one_sealed(tmp_path: Path) -> None:
+def test_a_rotated_secret_still_opens_what_the_old_one_sealed(tmp_path):
     old = vault(tmp_path, "old secret").seal("job", TOKEN)
     rotated = vault(tmp_path, "new secret\nold secret\n")
     assert rotated.open("job", old, NOW).get_secret_value() == CANARY
@@ -230,13 +228,13 @@ def test_a_rotated_secret_still_opens_what_the_old_one_sealed(tmp_path: Path) ->
         vault(tmp_path, "old secret").open("job", new, NOW)
 
 
-def test_a_secret_of_bytes_that_are_no_text_is_refused_without_being_shown(tmp_path: Path) -> None:
+def test_a_secret_of_bytes_that_are_no_text_is_refused_without_being_shown(tmp_path):
     with pytest.raises(SettingsError, match="a secret is no text") as refusal:
         vault(tmp_path, os.fsdecode(b"new\n\xff\xfeold"))
     assert "old" not in str(refusal.value)
 
 
-def test_without_a_secret_a_random_key_is_kept(tmp_path: Path) -> None:
+def test_without_a_secret_a_random_key_is_kept(tmp_path):
     settings = Settings(data_dir=tmp_path / "not yet" / "data")
     sealed = TokenVault.from_settings(settings).seal("job", TOKEN)
     key = settings.data_dir / "secret.key"
@@ -246,13 +244,13 @@ def test_without_a_secret_a_random_key_is_kept(tmp_path: Path) -> None:
     assert TokenVault.from_settings(settings).open("job", sealed, NOW).get_secret_value() == CANARY
 
 
-def test_a_random_key_that_a_full_disk_cut_off_is_refused(tmp_path: Path) -> None:
+def test_a_random_key_that_a_full_disk_cut_off_is_refused(tmp_path):
     (tmp_path / "secret.key").write_bytes(b"")
     with pytest.raises(SettingsError, match="not whole"):
         TokenVault.from_settings(Settings(data_dir=tmp_path))
 
 
-def test_first_starts_at_once_agree_on_one_random_key(tmp_path: Path) -> None:
+def test_first_starts_at_once_agree_on_one_random_key(tmp_path):
     start = Barrier(8)
 
     def open_vault(_: int) -> TokenVault:
@@ -266,7 +264,7 @@ def test_first_starts_at_once_agree_on_one_random_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", [CANARY, 'quo"te\\back/slash', "ümlaut token"], ids=str)
-def test_every_spelling_of_a_token_is_masked_foreign_ones_too_and_words_are_not(token: str) -> None:
+def test_every_spelling_of_a_token_is_masked_foreign_ones_too_and_words_are_not(token):
     scrub = Scrubber(SecretStr(token)).text
     assert scrub(f"a {token} b") == "a [token] b"
     assert token not in json.loads(scrub(json.dumps({"message": f"x{token}"})))["message"]
@@ -277,7 +275,7 @@ def test_every_spelling_of_a_token_is_masked_foreign_ones_too_and_words_are_not(
 
 @pytest.mark.parametrize("size", [1, 2, 7, 33, 34, 1000, 70_000])
 @pytest.mark.parametrize(("own", "torn"), [(TOKEN, CANARY), (None, f" {SIGN_IN} ")], ids=["own", "another"])
-def test_a_token_torn_between_two_pieces_of_a_stream_is_masked(size: int, own: SecretStr | None, torn: str) -> None:
+def test_a_token_torn_between_two_pieces_of_a_stream_is_masked(size, own, torn):
     data = (f"start {torn} middle\n" + "y" * 100_000 + torn + "z" * 100_000 + torn).encode()
     scrubber = Scrubber(own)
     pieces = [scrubber.feed(data[start : start + size]) for start in range(0, len(data), size)]
@@ -294,9 +292,7 @@ def hits(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("end", ["result", "error"])
-def test_a_token_is_nowhere_during_a_job_and_after_it(
-    tmp_path: Path, live: Store, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], end: str
-) -> None:
+def test_a_token_is_nowhere_during_a_job_and_after_it(tmp_path, live, caplog, capfd, end):
     caplog.set_level(logging.DEBUG)
     gate = tmp_path / "gate"
     identity = job_id("a")
@@ -327,7 +323,7 @@ def test_a_token_is_nowhere_during_a_job_and_after_it(
     assert CANARY not in shown.out + shown.err
 
 
-def test_a_wiped_token_leaves_no_ciphertext_in_the_database(tmp_path: Path) -> None:
+def test_a_wiped_token_leaves_no_ciphertext_in_the_database(tmp_path):
     store = Store(tmp_path)
     sealed = TokenVault([b"secret"]).seal(job_id("a"), TOKEN)
     store.submit(new_job("a"), sealed)
@@ -337,7 +333,7 @@ def test_a_wiped_token_leaves_no_ciphertext_in_the_database(tmp_path: Path) -> N
         assert sealed.ciphertext.encode() not in path.read_bytes()
 
 
-def test_the_log_of_a_job_ends_at_its_most_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_a_job_ends_at_its_most_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr("hubmerge.isolation.child.MAX_LOG_BYTES", 10)
     for _ in range(5):
         append_to_log(tmp_path / "log", b"123456")
@@ -345,9 +341,7 @@ def test_the_log_of_a_job_ends_at_its_most_bytes(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("kind", PIPELINES)
-def test_only_an_evaluation_gets_the_signing_key(
-    kind: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_an_evaluation_gets_the_signing_key(kind, store, tmp_path, monkeypatch):
     told: list[JobSpec] = []
 
     def refuse(command: Any, document: bytes, *rest: Any, **options: Any) -> None:

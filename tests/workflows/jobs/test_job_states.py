@@ -9,23 +9,13 @@ from sqlalchemy import insert
 
 from hubmerge.errors import QuotaError, RecipeError
 from workflows.jobs import transaction
-from workflows.jobs.jobs import (
-    BACKOFF_CAP_S,
-    EVALUATION,
-    OUTAGE_TRIES,
-    Job,
-    JobError,
-    JobNotFoundError,
-    NewJob,
-    State,
-    backoff_s,
-)
+from workflows.jobs.jobs import BACKOFF_CAP_S, EVALUATION, OUTAGE_TRIES, Job, JobNotFoundError, NewJob, State, backoff_s
 from workflows.jobs.schema import SETS
 from workflows.jobs.store import Store
 
 
 @pytest.mark.parametrize("end", ["fail", "cancel"])
-def test_a_failed_or_cancelled_identity_submitted_again_is_a_new_attempt(store: Store, end: str) -> None:
+def test_a_failed_or_cancelled_identity_submitted_again_is_a_new_attempt(store, end):
     store.submit(new_job("a", max_attempts=2))
     store.submit(new_job("b"))
     if end == "fail":
@@ -41,18 +31,18 @@ def test_a_failed_or_cancelled_identity_submitted_again_is_a_new_attempt(store: 
 
 
 @pytest.mark.parametrize("bad", ["../../etc", "A" * 64, "a" * 63, "a" * 64 + "\n", ""])
-def test_an_identity_that_is_no_sha256_is_refused(bad: str) -> None:
+def test_an_identity_that_is_no_sha256_is_refused(bad):
     with pytest.raises(ValidationError):
         NewJob(id=bad, user="ann", payload={})
 
 
-def test_an_endless_recipe_is_refused(store: Store) -> None:
+def test_an_endless_recipe_is_refused(store):
     with pytest.raises(RecipeError, match="too long"):
         store.submit(new_job("a", payload={"x": "y" * 300_000}))
     assert store.list_jobs() == ()
 
 
-def test_of_a_users_jobs_that_left_nothing_the_newest_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_users_jobs_that_left_nothing_the_newest_are_kept(store, monkeypatch):
     """Who submits and cancels again and again fills no disk."""
     monkeypatch.setattr(transaction, "KEPT_ENDED", 2)
     for name, kind in (("merged", "merge"), ("compared", "diff"), ("measured", EVALUATION)):
@@ -76,7 +66,7 @@ def test_of_a_users_jobs_that_left_nothing_the_newest_are_kept(store: Store, mon
     assert store.submit(new_job("failed")).state is State.QUEUED, "it is a new one"
 
 
-def test_the_sixth_job_of_a_quota_of_five_is_refused_with_a_clear_message(store: Store) -> None:
+def test_the_sixth_job_of_a_quota_of_five_is_refused_with_a_clear_message(store):
     for number in range(5):
         store.submit(new_job(f"a{number}", kind="diff" if number == 4 else "merge"))
     with pytest.raises(QuotaError, match="ann already has 5 jobs waiting or running: expected at most 5 at once"):
@@ -91,7 +81,7 @@ def test_the_sixth_job_of_a_quota_of_five_is_refused_with_a_clear_message(store:
     assert store.submit(new_job("a5")).state is State.QUEUED
 
 
-def test_a_full_queue_takes_no_job_and_keeps_what_waits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_takes_no_job_and_keeps_what_waits(store, monkeypatch):
     monkeypatch.setattr("workflows.jobs.transaction.MAX_WAITING", 2)
     first = store.submit(new_job("a", user="ann"))
     store.submit(new_job("b", user="bob"))
@@ -102,13 +92,13 @@ def test_a_full_queue_takes_no_job_and_keeps_what_waits(store: Store, monkeypatc
     assert store.submit(new_job("c", user="cleo")).state is State.QUEUED
 
 
-def test_the_newest_events_of_a_job_are_found_however_many_there_are(store: Store) -> None:
+def test_the_newest_events_of_a_job_are_found_however_many_there_are(store):
     job = claimed(store)
     store.append_events(job.id, job.fence, [("warning", {"message": str(n)}) for n in range(20)])
     assert [event.data["message"] for event in store.events(job.id, 2)] == ["18", "19"]
 
 
-def test_a_cancellation_ends_waiting_jobs_at_once_and_others_by_their_worker(store: Store, clock: FakeClock) -> None:
+def test_a_cancellation_ends_waiting_jobs_at_once_and_others_by_their_worker(store, clock):
     """A worker that fails or dies does not bring the job back; one that had published has done it."""
     failing, publishing, dying = (claimed(store, name, f"w-{name}") for name in "abc")
     store.submit(new_job("waiting"))
@@ -123,13 +113,13 @@ def test_a_cancellation_ends_waiting_jobs_at_once_and_others_by_their_worker(sto
     assert [left.state for left in store.reap()] == [State.CANCELLED]
 
 
-def test_a_job_that_nobody_submitted_is_named_as_missing(store: Store) -> None:
+def test_a_job_that_nobody_submitted_is_named_as_missing(store):
     with pytest.raises(JobNotFoundError, match="E_JOB"):
         store.request_cancel(job_id("x"), "ann")
     assert [store.find(each) for each in (job_id("x"), "\ud800")] == [None, None]
 
 
-def test_a_retryable_failure_waits_before_the_next_attempt(store: Store, clock: FakeClock) -> None:
+def test_a_retryable_failure_waits_before_the_next_attempt(store, clock):
     job = claimed(store)
     busy = RETRYABLE.model_copy(update={"code": "E_BUSY"})
     waiting = store.fail(job.id, job.fence, busy)
@@ -153,9 +143,7 @@ def test_a_retryable_failure_waits_before_the_next_attempt(store: Store, clock: 
         pytest.param(2, [FAULT] * 13, id="which counts as any other"),
     ],
 )
-def test_a_job_is_tried_again_until_an_error_is_final(
-    store: Store, clock: FakeClock, attempts: int, errors: list[JobError]
-) -> None:
+def test_a_job_is_tried_again_until_an_error_is_final(store, clock, attempts, errors):
     store.submit(new_job("a", max_attempts=attempts))
     ends = []
     for error in errors:
@@ -165,9 +153,7 @@ def test_a_job_is_tried_again_until_an_error_is_final(
     assert ends[-1].error == errors[-1]
 
 
-def test_an_outage_of_a_day_loses_no_job_and_one_without_end_ends_it(
-    store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outage_of_a_day_loses_no_job_and_one_without_end_ends_it(store, clock, monkeypatch):
     assert sum(backoff_s(job_id("a"), tries, tries) for tries in range(1, OUTAGE_TRIES + 1)) > 24 * 3600
     monkeypatch.setattr(transaction, "OUTAGE_TRIES", 3)
     store.submit(new_job("a", max_attempts=1))
@@ -177,7 +163,7 @@ def test_an_outage_of_a_day_loses_no_job_and_one_without_end_ends_it(
     assert ended(store, OUTAGE).state is State.FAILED
 
 
-def test_back_off_doubles_up_to_a_cap_and_follows_from_the_identity() -> None:
+def test_back_off_doubles_up_to_a_cap_and_follows_from_the_identity():
     for failures, full in ((1, 4.0), (2, 8.0), (3, 16.0), (8, 512.0), (9, 600.0), (1000, 600.0)):
         waits = [backoff_s(job_id(str(n)), failures, failures) for n in range(50)]
         assert min(waits) >= full / 2
@@ -194,7 +180,7 @@ def die(store: Store, clock: FakeClock, stage: str, done: int) -> Job:
     return store.fail(job.id, job.fence, killed, out_of_memory=True)
 
 
-def test_the_second_memory_death_at_one_place_is_too_big(store: Store, clock: FakeClock) -> None:
+def test_the_second_memory_death_at_one_place_is_too_big(store, clock):
     store.submit(new_job("a"))
     assert die(store, clock, "stream", 3).state is State.QUEUED
     failed = die(store, clock, "stream", 3)
@@ -202,7 +188,7 @@ def test_the_second_memory_death_at_one_place_is_too_big(store: Store, clock: Fa
     assert (failed.error.code, failed.error.retryable, failed.memory_deaths) == ("E_TOO_BIG", False, 2)
 
 
-def test_kills_that_find_a_job_further_on_each_time_use_up_no_attempt(store: Store, clock: FakeClock) -> None:
+def test_kills_that_find_a_job_further_on_each_time_use_up_no_attempt(store, clock):
     store.submit(new_job("a", max_attempts=3))
     deaths = [die(store, clock, "stream", done) for done in range(1, 6)]
     assert {(job.state, job.memory_deaths) for job in deaths} == {(State.QUEUED, 1)}
@@ -215,7 +201,7 @@ def test_kills_that_find_a_job_further_on_each_time_use_up_no_attempt(store: Sto
     assert ended(store).state is State.DONE
 
 
-def test_a_job_that_is_killed_once_at_its_last_attempt_is_not_called_too_big(store: Store, clock: FakeClock) -> None:
+def test_a_job_that_is_killed_once_at_its_last_attempt_is_not_called_too_big(store, clock):
     job = claimed(store, max_attempts=2)
     store.fail(job.id, job.fence, RETRYABLE)
     failed = die(store, clock, "stream", 3)
@@ -223,7 +209,7 @@ def test_a_job_that_is_killed_once_at_its_last_attempt_is_not_called_too_big(sto
     assert (failed.error.code, failed.error.retryable) == ("E_INTERNAL", True)
 
 
-def test_kills_further_on_have_an_end_and_do_not_call_a_job_too_big(store: Store, clock: FakeClock) -> None:
+def test_kills_further_on_have_an_end_and_do_not_call_a_job_too_big(store, clock):
     store.submit(new_job("a", max_attempts=3))
     left = None
     for done in range(100):
@@ -233,7 +219,7 @@ def test_kills_further_on_have_an_end_and_do_not_call_a_job_too_big(store: Store
     assert (left.error.code, left.error.retryable) == ("E_INTERNAL", True)
 
 
-def test_a_disk_that_others_fill_for_three_minutes_loses_no_job(store: Store, clock: FakeClock) -> None:
+def test_a_disk_that_others_fill_for_three_minutes_loses_no_job(store, clock):
     store.submit(new_job("a"))
     began = clock.seconds
     while clock.seconds - began < 180:
@@ -242,7 +228,7 @@ def test_a_disk_that_others_fill_for_three_minutes_loses_no_job(store: Store, cl
         clock.pass_time(1.0)
 
 
-def test_a_released_job_is_due_at_once_and_loses_no_attempt(store: Store) -> None:
+def test_a_released_job_is_due_at_once_and_loses_no_attempt(store):
     store.submit(new_job("a", max_attempts=1))
     for _ in range(3):
         job = claim(store)
@@ -250,7 +236,7 @@ def test_a_released_job_is_due_at_once_and_loses_no_attempt(store: Store) -> Non
     assert claim(store).attempt == 4
 
 
-def test_a_job_whose_worker_dies_in_every_attempt_fails(store: Store, clock: FakeClock) -> None:
+def test_a_job_whose_worker_dies_in_every_attempt_fails(store, clock):
     store.submit(new_job("a", max_attempts=3))
     for attempt in (1, 2, 3):
         job = store.claim("w")
@@ -261,7 +247,7 @@ def test_a_job_whose_worker_dies_in_every_attempt_fails(store: Store, clock: Fak
     assert (left.error.code, left.error.retryable) == ("E_INTERNAL", True)
 
 
-def test_a_worker_that_replaces_a_dead_one_takes_its_job_before_those_that_wait(store: Store, clock: FakeClock) -> None:
+def test_a_worker_that_replaces_a_dead_one_takes_its_job_before_those_that_wait(store, clock):
     dead = claimed(store, "dead")
     store.submit(new_job("waits"))
     store.submit(new_job("diff", kind="diff"))

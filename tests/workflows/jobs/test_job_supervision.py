@@ -78,14 +78,12 @@ def failure(code: str, *, retryable: bool = True) -> list[Line]:
         ([], -9, MemoryLimitError, (State.QUEUED, "E_TOO_BIG", 1, 2)),
     ],
 )
-def test_how_a_child_ends_decides_what_becomes_of_its_job(
-    store: Store, said: list[Line], code: int, kind: type[HubmergeError] | None, left: tuple[State, str, int, int]
-) -> None:
+def test_how_a_child_ends_decides_what_becomes_of_its_job(store, said, code, kind, left):
     job, _ = supervised(store, said, code=code, kind=kind, max_attempts=2)
     assert (job.state, job.error and job.error.code, job.memory_deaths, job.max_attempts) == left
 
 
-def test_a_flood_of_events_is_capped_and_that_is_said(store: Store) -> None:
+def test_a_flood_of_events_is_capped_and_that_is_said(store):
     notices = [Notice(message=f"notice {number}") for number in range(5000)]
     counted = [Statistics(values={"elements": number}) for number in range(1500)]  # of a merge of half an hour
     progress = [Progress(stage="stream", done=number, total=5000) for number in range(5001)]
@@ -101,9 +99,7 @@ def test_a_flood_of_events_is_capped_and_that_is_said(store: Store) -> None:
 
 
 @pytest.mark.parametrize("seconds", [29, 31])
-def test_a_database_that_refuses_for_nearly_a_lease_costs_no_event_and_no_attempt(
-    store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, seconds: int
-) -> None:
+def test_a_database_that_refuses_for_nearly_a_lease_costs_no_event_and_no_attempt(store, clock, monkeypatch, seconds):
     until, writing, finish = clock.seconds + seconds, store.writing, store.finish
     refused = 3
 
@@ -134,7 +130,7 @@ def test_a_database_that_refuses_for_nearly_a_lease_costs_no_event_and_no_attemp
         assert child.looks != []
 
 
-def test_a_worker_that_is_told_to_stop_gives_its_job_back(store: Store) -> None:
+def test_a_worker_that_is_told_to_stop_gives_its_job_back(store):
     job, child = supervised(store, [StageStarted(stage="stream")], [], DONE, shutdown=True)
     assert (job.state, job.stage, len(child.looks)) == (State.QUEUED, "stream", 2)
     assert (job.attempt, job.max_attempts) == (1, 6)  # this one does not count

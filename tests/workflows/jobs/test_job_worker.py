@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -93,7 +92,7 @@ class Steps:
         return job
 
 
-def test_a_job_runs_to_its_result_and_leaves_no_folder(tmp_path: Path, live: Store) -> None:
+def test_a_job_runs_to_its_result_and_leaves_no_folder(tmp_path, live):
     job = run_one(tmp_path, live, "steps", trace=str(tmp_path / "trace"))
     assert (job.state, job.result) == (State.DONE, {"journal": ALL_STEPS})
     assert job.stage == "stream"
@@ -111,8 +110,8 @@ def test_a_job_runs_to_its_result_and_leaves_no_folder(tmp_path: Path, live: Sto
     ],
 )
 def test_a_kill_is_the_machine_s_fault_where_the_kernel_lacked_no_memory_and_the_folder_stays(
-    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch, oom_kills: Callable[[], int | None], code: str
-) -> None:
+    tmp_path, live, monkeypatch, oom_kills, code
+):
     monkeypatch.setattr(resources, "oom_kills", oom_kills)
     job = run_one(tmp_path, live, "dies")
     assert (job.state, job.stage, job.error.code, job.error.retryable) == (State.QUEUED, "stream", code, True)
@@ -120,21 +119,21 @@ def test_a_kill_is_the_machine_s_fault_where_the_kernel_lacked_no_memory_and_the
 
 
 @pytest.mark.parametrize(("function", "said"), [("no_result", "ended without a result"), ("missing", "AttributeError")])
-def test_a_failed_attempt_says_why_and_keeps_the_folder(tmp_path: Path, live: Store, function: str, said: str) -> None:
+def test_a_failed_attempt_says_why_and_keeps_the_folder(tmp_path, live, function, said):
     job = run_one(tmp_path, live, function)
     assert (job.state, job.error.code, job.error.retryable) == (State.FAILED, "E_INTERNAL", False)
     assert said in job.error.message
     assert "Traceback" in (tmp_path / "jobs" / job.id / "child.log").read_text()
 
 
-def test_an_event_that_is_too_long_is_told_of_and_what_follows_arrives(tmp_path: Path, live: Store) -> None:
+def test_an_event_that_is_too_long_is_told_of_and_what_follows_arrives(tmp_path, live):
     job = run_one(tmp_path, live, "shouts")
     assert (job.state, job.result) == (State.DONE, {"commit": "abc"})
     told = [event.data.get("message") for event in live.events(job.id)]
     assert "an event of more than 1048576 bytes was dropped" in told
 
 
-def test_a_killed_worker_takes_its_child_along_and_another_goes_on(tmp_path: Path, live: Store) -> None:
+def test_a_killed_worker_takes_its_child_along_and_another_goes_on(tmp_path, live):
     live.lease_s, steps = 2.0, Steps(tmp_path, live)
     with steps.worker() as first:
         steps.until_attempt(1)
@@ -164,7 +163,7 @@ def stopped_between_writes(worker: subprocess.Popen[bytes], data: Path) -> bool:
     return True
 
 
-def test_a_stopped_worker_loses_its_job_and_never_runs_it_beside_the_next(tmp_path: Path, live: Store) -> None:
+def test_a_stopped_worker_loses_its_job_and_never_runs_it_beside_the_next(tmp_path, live):
     """SIGSTOP freezes the worker alone; its child must be gone before the next one starts."""
     steps = Steps(tmp_path, live)
     with steps.worker() as first:
@@ -180,7 +179,7 @@ def test_a_stopped_worker_loses_its_job_and_never_runs_it_beside_the_next(tmp_pa
     assert "OVERLAP" not in steps.trace.read_text()
 
 
-def test_a_worker_told_to_stop_gives_its_job_back(tmp_path: Path, live: Store) -> None:
+def test_a_worker_told_to_stop_gives_its_job_back(tmp_path, live):
     steps = Steps(tmp_path, live, max_attempts=1)
     journal = tmp_path / "jobs" / steps.id / "journal"
     with steps.worker() as worker:
@@ -212,12 +211,12 @@ with worker_process(folder, "steps"):
 """
 
 
-def test_a_job_leaves_no_dead_process_to_the_first_one_of_a_container(tmp_path: Path) -> None:
+def test_a_job_leaves_no_dead_process_to_the_first_one_of_a_container(tmp_path):
     helpers = os.pathsep.join(map(str, (ROOT, HERE, HERE.parent)))
     assert printed_by(IN_A_CONTAINER, str(tmp_path), PYTHONPATH=helpers) == "1\n"  # the worker
 
 
-def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path, live: Store) -> None:
+def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path, live):
     """Two workers share five jobs, and one of the two is killed seven times.
 
     Each job counts its steps in a file; a step done twice, or two attempts at once, would show.
@@ -266,9 +265,7 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path,
         pytest.param("finishes_on_cancel", 30.0, {"commit": "abc"}, id="it had published already"),
     ],
 )
-def test_a_cancelled_job_ends_with_its_helpers_and_leaves_no_folder(
-    tmp_path: Path, live: Store, function: str, grace_s: float, result: dict[str, str] | None
-) -> None:
+def test_a_cancelled_job_ends_with_its_helpers_and_leaves_no_folder(tmp_path, live, function, grace_s, result):
     payload = {name: str(tmp_path / name) for name in ("gate", "cleaned", "pids")}
     job = live.submit(new_job("a", payload=payload))
     with running(make_worker(tmp_path, live, function, replace(QUICK, grace_s=grace_s))):
@@ -286,8 +283,8 @@ def test_a_cancelled_job_ends_with_its_helpers_and_leaves_no_folder(
 
 
 def test_a_child_gets_its_document_whole_and_no_secret_of_the_space_and_its_helpers_read_no_heartbeat(
-    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, live, monkeypatch
+):
     for name in ("HF_TOKEN", "HUBMERGE_SECRET", "HUBMERGE_WEBHOOK_SECRET", "OAUTH_CLIENT_SECRET", "x_api_key"):
         monkeypatch.setenv(name, "private")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
@@ -300,7 +297,7 @@ def test_a_child_gets_its_document_whole_and_no_secret_of_the_space_and_its_help
     assert (job.result["length"], job.result["read"]) == (250_000, "")
 
 
-def test_folders_of_jobs_that_ended_meanwhile_are_swept(tmp_path: Path, live: Store) -> None:
+def test_folders_of_jobs_that_ended_meanwhile_are_swept(tmp_path, live):
     failed = claimed(live, "failed")
     live.fail(failed.id, failed.fence, FINAL)
     for name in ("cancelled", "waiting"):
@@ -316,12 +313,12 @@ def test_folders_of_jobs_that_ended_meanwhile_are_swept(tmp_path: Path, live: St
     assert not temporary.exists()
 
 
-def test_a_worker_stops_while_it_waits(tmp_path: Path, live: Store) -> None:
+def test_a_worker_stops_while_it_waits(tmp_path, live):
     with running(make_worker(tmp_path, live, "steps", replace(QUICK, idle_s=3600.0))):
         pass
 
 
-def test_folders_of_failed_jobs_are_bounded(tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_failed_jobs_are_bounded(tmp_path, live, monkeypatch):
     worker = make_worker(tmp_path, live, "steps")
     usage = worker_module.shutil.disk_usage(tmp_path)._replace(total=10 * 300_000)
     monkeypatch.setattr(worker_module.shutil, "disk_usage", lambda _: usage)
@@ -341,7 +338,7 @@ def test_folders_of_failed_jobs_are_bounded(tmp_path: Path, live: Store, monkeyp
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_folder_that_is_used_again_is_not_swept(tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_used_again_is_not_swept(tmp_path, live, monkeypatch):
     job = claimed(live)
     worker = make_worker(tmp_path, live, "steps")
     folder = worker.workdir(job.id)
@@ -374,7 +371,7 @@ def test_a_folder_that_is_used_again_is_not_swept(tmp_path: Path, live: Store, m
     assert (folder / "journal").exists()
 
 
-def test_a_worker_that_loses_a_job_early_goes_on(tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_loses_a_job_early_goes_on(tmp_path, live, monkeypatch):
     live.submit(new_job("a"), SealedToken("not a token", None))
     live.submit(new_job("b", payload={"trace": str(tmp_path / "trace")}))
     worker = make_worker(tmp_path, live, "steps")
@@ -390,16 +387,14 @@ def test_a_worker_that_loses_a_job_early_goes_on(tmp_path: Path, live: Store, mo
     assert live.get(job_id("a")).state is State.CANCELLED
 
 
-def test_a_worker_outlives_a_job_that_it_lost_and_a_database_that_is_busy(
-    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_outlives_a_job_that_it_lost_and_a_database_that_is_busy(tmp_path, live, monkeypatch):
     worker, told = make_worker(tmp_path, live, "steps"), [StaleFenceError("lost"), DatabaseBusyError("busy"), KeyError]
     monkeypatch.setattr(worker, "run_once", Mock(side_effect=told))
     with pytest.raises(KeyError):
         worker.run_forever(threading.Event())
 
 
-def test_a_worker_that_could_not_be_started_is_started_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_could_not_be_started_is_started_later(tmp_path, monkeypatch):
     crowded, stop = Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable")), threading.Event()
     monkeypatch.setattr("workflows.serve.RESTART_AFTER_S", 0.0)
     monkeypatch.setattr(subprocess, "Popen", crowded)
@@ -407,7 +402,7 @@ def test_a_worker_that_could_not_be_started_is_started_later(tmp_path: Path, mon
         until(lambda: crowded.call_count > 1)
 
 
-def test_a_disk_without_room_for_a_job_s_folder_is_waited_for_as_any_full_disk(tmp_path: Path, live: Store) -> None:
+def test_a_disk_without_room_for_a_job_s_folder_is_waited_for_as_any_full_disk(tmp_path, live):
     (tmp_path / "jobs").touch()
     job = run_one(tmp_path, live, "steps", trace=str(tmp_path / "trace"))
     assert (job.state, job.error.code) == (State.QUEUED, "E_DISK")
@@ -416,9 +411,7 @@ def test_a_disk_without_room_for_a_job_s_folder_is_waited_for_as_any_full_disk(t
 @pytest.mark.parametrize(
     ("spoil", "left"), [(Path.touch, (State.FAILED, "E_SETTINGS")), (Path.mkdir, (State.QUEUED, "E_DISK"))]
 )
-def test_an_evaluation_whose_signing_key_is_damaged_says_so_and_a_worker_goes_on(
-    tmp_path: Path, live: Store, spoil: Callable[[Path], None], left: tuple[State, str]
-) -> None:
+def test_an_evaluation_whose_signing_key_is_damaged_says_so_and_a_worker_goes_on(tmp_path, live, spoil, left):
     spoil(tmp_path / "signing.key")
     live.submit(new_job("a", kind="evaluate"))
     job = Worker(Settings(data_dir=tmp_path), live, TokenVault([b"secret"])).run_once()
@@ -447,7 +440,7 @@ def start(function: str, document: bytes, *arguments: str) -> subprocess.Popen[b
     return child
 
 
-def test_a_document_that_is_no_job_is_refused_without_being_shown(tmp_path: Path) -> None:
+def test_a_document_that_is_no_job_is_refused_without_being_shown(tmp_path):
     child = start("steps", spec(tmp_path).to_line().replace(b'"attempt": 1', b'"attempt": "one"'))
     out, err = child.communicate()
     assert child.returncode == 1
@@ -471,15 +464,7 @@ UNREADABLE.__cause__ = OSError(5, "Input/output error", "/data/shard")
         (None, "E_INTERNAL", False, "ended without a result"),
     ],
 )
-def test_a_failure_says_why(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    raised: BaseException | None,
-    code: str,
-    retryable: bool,
-    said: str,
-) -> None:
+def test_a_failure_says_why(tmp_path, monkeypatch, capsys, raised, code, retryable, said):
     if raised is not None:
         monkeypatch.setattr(job_pipelines, "no_result", Mock(side_effect=raised))
     sent: list[Any] = []
@@ -491,7 +476,7 @@ def test_a_failure_says_why(
 
 
 @pytest.mark.parametrize("function", ["cancelled_after_result", "cancelled_with_the_result"])
-def test_a_cancellation_after_the_result_comes_too_late(tmp_path: Path, function: str) -> None:
+def test_a_cancellation_after_the_result_comes_too_late(tmp_path, function):
     child = start(function, spec(tmp_path / "w").to_line())
     assert json.loads(child.stdout.readline()) == {"type": "result", "values": {"commit": "abc"}}
     assert child.wait() == 0
@@ -499,7 +484,7 @@ def test_a_cancellation_after_the_result_comes_too_late(tmp_path: Path, function
 
 
 @pytest.mark.parametrize("end", ["the pipe closes", "the heartbeat stops", "the child is killed"])
-def test_a_guarded_child_and_its_helpers_end_together(tmp_path: Path, end: str) -> None:
+def test_a_guarded_child_and_its_helpers_end_together(tmp_path, end):
     pids = tmp_path / "pids"
     document = spec(tmp_path / "w", pids=str(pids), gate=str(tmp_path / "gate")).to_line()
     child = start("helper_process", document, "--guard-seconds", "0.5" if end == "the heartbeat stops" else "600")
@@ -514,7 +499,7 @@ def test_a_guarded_child_and_its_helpers_end_together(tmp_path: Path, end: str) 
     assert child.returncode == -signal.SIGKILL
 
 
-def test_an_attempt_waits_until_the_one_before_has_left_the_folder(tmp_path: Path) -> None:
+def test_an_attempt_waits_until_the_one_before_has_left_the_folder(tmp_path):
     trace, gate = tmp_path / "trace", tmp_path / "gate"
     document = spec(tmp_path / "w", trace=str(trace), gate=str(gate)).to_line()
     first = start("steps", document)
@@ -534,12 +519,12 @@ def test_an_attempt_waits_until_the_one_before_has_left_the_folder(tmp_path: Pat
     assert (tmp_path / "w" / "journal").read_text().split() == [str(n) for n in range(10)]
 
 
-def test_what_json_has_no_number_for_becomes_null() -> None:
+def test_what_json_has_no_number_for_becomes_null():
     line = Statistics(values={"a": float("nan"), "b": [float("inf")]})
     assert list(decoded([encode(line).encode()])) == [Statistics(values={"a": None, "b": [None]})]
 
 
-def test_a_spec_shows_its_token_and_its_key_on_the_wire_only(tmp_path: Path) -> None:
+def test_a_spec_shows_its_token_and_its_key_on_the_wire_only(tmp_path):
     document = spec(tmp_path).model_copy(update={"signing_key": SecretStr("5" * 64)})
     for secret in (TOKEN, "5" * 64):
         assert secret in document.to_line().decode()

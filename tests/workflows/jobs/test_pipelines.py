@@ -41,14 +41,13 @@ from workflows.jobs.evaluations import RecordedScores, ScoreKey
 from workflows.jobs.jobs import JobNotFoundError
 from workflows.jobs.pipeline import StageEmitter
 from workflows.jobs.protocol import Event, JobSpec, Notice, Progress, Result, StageStarted
-from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.jobs.worker import Worker
 
 # --- merges ------------------------------------------------------------------------------------------------------
 
 
-def test_throughput_is_measured_within_a_stage() -> None:
+def test_throughput_is_measured_within_a_stage():
     events: list[Event] = []
     emitter = StageEmitter(events.append)
     emitter.progress("fetch", 5, 10, "B")
@@ -74,7 +73,7 @@ def merged(hub: Hub, folder: Path, target: str, **recipe: Any) -> tuple[dict[str
     return values, [str(file.sha256) for path, file in files.items() if path.endswith(".safetensors")]
 
 
-def test_the_result_says_where_it_is_and_what_it_took(hub: Hub, tmp_path: Path) -> None:
+def test_the_result_says_where_it_is_and_what_it_took(hub, tmp_path):
     agents = ["zoo/math-agent", "zoo/tool-agent"]
     values, shards = merged(hub, tmp_path, "ada/pipeline-merged", agents=agents, method="linear")
     assert values["weights"] == shards != []
@@ -85,7 +84,7 @@ def test_the_result_says_where_it_is_and_what_it_took(hub: Hub, tmp_path: Path) 
     assert values["run"]["seconds"] > 0
 
 
-def test_what_the_target_holds_already_is_told_and_not_merged_anew(hub: Hub, tmp_path: Path) -> None:
+def test_what_the_target_holds_already_is_told_and_not_merged_anew(hub, tmp_path):
     """A data folder that was lost with a restart, or restored from a backup, knows nothing of it."""
     recipe = {"agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
     first, _ = merged(hub, tmp_path / "lost", "ada/merged-before", **recipe)
@@ -94,7 +93,7 @@ def test_what_the_target_holds_already_is_told_and_not_merged_anew(hub: Hub, tmp
     assert again == first
 
 
-def test_a_job_whose_agent_is_renamed_between_two_attempts_begins_anew(hub: Hub, api: HfApi, tmp_path: Path) -> None:
+def test_a_job_whose_agent_is_renamed_between_two_attempts_begins_anew(hub, api, tmp_path):
     """Nobody but the app can remove its folder, nor choose another one, as is told elsewhere."""
     api.create_repo("ada/agent-before")
     api.upload_folder(repo_id="ada/agent-before", folder_path=ROOT / "examples" / "zoo" / "math")
@@ -113,7 +112,7 @@ def test_a_job_whose_agent_is_renamed_between_two_attempts_begins_anew(hub: Hub,
         merged(hub, tmp_path, "ada/foreign", **recipe)
 
 
-def test_a_merge_that_equals_an_agent_is_not_known_by_that_agent_s_weights(hub: Hub, tmp_path: Path) -> None:
+def test_a_merge_that_equals_an_agent_is_not_known_by_that_agent_s_weights(hub, tmp_path):
     """Else who merges a copy of an agent would keep the agent from every rule, as a merge of the bot's."""
     recipe = {"method": "task_arithmetic", "parameters": {"lambda": 1.0}, "rounding": "nearest"}
     agents = ["zoo/math-agent", {"model": "zoo/tool-agent", "weight": 0.0}]
@@ -122,7 +121,7 @@ def test_a_merge_that_equals_an_agent_is_not_known_by_that_agent_s_weights(hub: 
     assert values["weights"] == []
 
 
-def test_a_job_takes_the_machines_gpu_unless_one_is_lent_per_call() -> None:
+def test_a_job_takes_the_machines_gpu_unless_one_is_lent_per_call():
     own = pipeline.stream_options(load_settings({"HUBMERGE_DEVICE_MEMORY": "8.5"}))
     assert (own.device, own.device_memory_bytes) == ("auto", 8_500_000_000)
     lent = pipeline.stream_options(load_settings({"SPACES_ZERO_GPU": "true"}))
@@ -173,9 +172,7 @@ def spec(hub: Hub, api: HfApi, tmp_path: Path) -> Callable[..., JobSpec]:
     return make
 
 
-def test_a_score_is_recorded_once_found_again_and_put_on_cards(
-    spec: Callable[..., JobSpec], hub: Hub, made: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_score_is_recorded_once_found_again_and_put_on_cards(spec, hub, made, monkeypatch):
     dataset = ResultsDataset(hub, "ada/job-results")
     events: list[Event] = []
     job, scores = spec("zoo/base", dataset.repo), RecordedScores(hub, dataset)
@@ -197,7 +194,7 @@ def test_a_score_is_recorded_once_found_again_and_put_on_cards(
     assert [e.message for e in events if isinstance(e, Notice)] == ["made by another version"]
 
 
-def test_a_model_that_fails_is_recorded_so(spec: Callable[..., JobSpec], api: HfApi, hub: Hub, made: list[str]) -> None:
+def test_a_model_that_fails_is_recorded_so(spec, api, hub, made):
     api.create_repo("ada/broken-model")
     with pytest.raises(EvaluationError, match="it generates nothing"):
         evaluation_pipeline.run(spec("ada/broken-model", "ada/failed-results"), lambda event: None)
@@ -206,8 +203,8 @@ def test_a_model_that_fails_is_recorded_so(spec: Callable[..., JobSpec], api: Hf
 
 
 def test_nothing_is_evaluated_without_a_dataset_nor_for_a_public_one_what_is_private_or_of_a_pull_request(
-    spec: Callable[..., JobSpec], api: HfApi, zoo_hub: LocalHubProcess, made: list[str]
-) -> None:
+    spec, api, zoo_hub, made
+):
     api.create_repo("ada/secret-model", private=True)
     bob, parent = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["bob"]), spec("zoo/base")
     sha = bob.upload_file(path_or_fileobj=b"hi", path_in_repo="hi.txt", repo_id="zoo/base", create_pr=True).oid
@@ -222,7 +219,7 @@ def test_nothing_is_evaluated_without_a_dataset_nor_for_a_public_one_what_is_pri
     assert made == []
 
 
-def test_a_job_waits_for_the_data_asked_for(spec: Callable[..., JobSpec], made: list[str]) -> None:
+def test_a_job_waits_for_the_data_asked_for(spec, made):
     """A Hub that lags behind shows the dataset's earlier commit as its head."""
     job = spec("zoo/base", "ada/late-results")
     other = job.model_copy(update={"payload": {**job.payload, "suite_version": "of-another-commit"}})
@@ -232,7 +229,7 @@ def test_a_job_waits_for_the_data_asked_for(spec: Callable[..., JobSpec], made: 
     assert made == []
 
 
-def test_flags_are_known_of_models_with_and_without_results_and_of_merges_of_them(api: HfApi, hub: Hub) -> None:
+def test_flags_are_known_of_models_with_and_without_results_and_of_merges_of_them(api, hub):
     dataset = ResultsDataset(hub, "ada/flagged-results")
     for each in family():
         dataset.publish(each)
@@ -252,9 +249,7 @@ def test_flags_are_known_of_models_with_and_without_results_and_of_merges_of_the
     }
 
 
-def test_a_run_is_signed_for_its_user_and_a_forged_score_does_not_stand_in_for_it(
-    spec: Callable[..., JobSpec], hub: Hub, made: list[str], tmp_path: Path
-) -> None:
+def test_a_run_is_signed_for_its_user_and_a_forged_score_does_not_stand_in_for_it(spec, hub, made, tmp_path):
     repo = "ada/signed-results"
     keys = results_keys(Settings(data_dir=tmp_path, secret=SecretStr("a long random string")))
     signing = {"signing_key": SecretStr(keys.seed.hex()), "trusted_keys": tuple(keys.trust.keys)}
@@ -275,7 +270,7 @@ def test_a_run_is_signed_for_its_user_and_a_forged_score_does_not_stand_in_for_i
     assert scores.ranking("zoo", [pin]) == {pin: 0.75}
 
 
-def test_keys_follow_the_secret_and_the_older_lines_stay_believed(tmp_path: Path) -> None:
+def test_keys_follow_the_secret_and_the_older_lines_stay_believed(tmp_path):
     def keys(**given: Any) -> ResultsKeys:
         return results_keys(Settings(data_dir=tmp_path, **given))
 
@@ -295,9 +290,7 @@ def test_keys_follow_the_secret_and_the_older_lines_stay_believed(tmp_path: Path
 # --- comparisons -------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_compares_and_everybody_finds_the_result(
-    zoo_hub: LocalHubProcess, tmp_path: Path, live: Store
-) -> None:
+def test_a_worker_compares_and_everybody_finds_the_result(zoo_hub, tmp_path, live):
     service = service_of(zoo_hub.endpoint, live)
     settings = Settings(endpoint=zoo_hub.endpoint, data_dir=tmp_path, secret=SecretStr("test secret"))
     assert service.comparison("zoo/base", "zoo/math-agent", None).job is None
@@ -319,7 +312,7 @@ def test_a_worker_compares_and_everybody_finds_the_result(
     assert not worker.workdir(queued.id).exists()
 
 
-def test_one_that_was_given_up_starts_again_as_whoever_asks(zoo_hub: LocalHubProcess, store: Store) -> None:
+def test_one_that_was_given_up_starts_again_as_whoever_asks(zoo_hub, store):
     service = service_of(zoo_hub.endpoint, store)
     ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
     first = service.compare("zoo/base", "zoo/tool-agent", ada).job
@@ -336,7 +329,7 @@ def test_one_that_was_given_up_starts_again_as_whoever_asks(zoo_hub: LocalHubPro
     assert service.cancel(first.id, bob).state == "cancelled"
 
 
-def test_of_private_models_nobody_learns(zoo_hub: LocalHubProcess, api: HfApi, store: Store, tmp_path: Path) -> None:
+def test_of_private_models_nobody_learns(zoo_hub, api, store, tmp_path):
     models = ("ada/secret-base", "ada/secret-agent")
     base = random_base(0)
     for name, tensors in zip(models, (base, sparse_agent(base, 0.1, 1)), strict=True):
@@ -358,15 +351,13 @@ def test_of_private_models_nobody_learns(zoo_hub: LocalHubProcess, api: HfApi, s
 
 
 @pytest.mark.parametrize("names", [("./zoo", "zoo/base"), ("zoo/base", "/etc"), ("zoo/base", "synthetic:llama-70b")])
-def test_folders_of_the_server_are_no_models(zoo_hub: LocalHubProcess, store: Store, names: tuple[str, str]) -> None:
+def test_folders_of_the_server_are_no_models(zoo_hub, store, names):
     service = service_of(zoo_hub.endpoint, store)
     with pytest.raises(HubmergeError, match="local folders cannot be used here"):
         service.compare(*names, visitor(zoo_hub, "ada"))
 
 
-def test_the_pipeline_tells_its_stages_and_a_result_that_its_record_takes(
-    zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pipeline_tells_its_stages_and_a_result_that_its_record_takes(zoo_hub, tmp_path, monkeypatch):
     asked = {"base": "zoo/base", "agent": "zoo/mem-agent@main", "private": False, "target": "base → mem"}
     spec = job_spec(tmp_path, payload=asked, endpoint=zoo_hub.endpoint)
     events: list[Any] = []

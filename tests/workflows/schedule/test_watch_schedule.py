@@ -14,9 +14,9 @@ from unittest.mock import Mock
 
 import apscheduler.schedulers.base
 import pytest
-from job_helpers import FINAL, FakeClock, FakeScores, ended, new_job
+from job_helpers import FINAL, FakeScores, ended, new_job
 from processes import until
-from watch_helpers import Agents, BotFor, facts, finish, jobs, joined, rule_for, rule_of, skipped
+from watch_helpers import facts, finish, jobs, joined, rule_for, rule_of, skipped
 
 from hubmerge.errors import EvaluationError, HubUnavailableError, QuotaError
 from workflows.bot import Intervals
@@ -102,7 +102,7 @@ def bench(store: Store) -> Bench:
     return Bench(store)
 
 
-def test_the_identity_of_an_evaluation_by_hand() -> None:
+def test_the_identity_of_an_evaluation_by_hand():
     job = evaluation_job(ScoreKey(MATH, SHA[MATH], "zoo", "v1", "test"), "ada")
     text = json.dumps(["evaluate", MATH, SHA[MATH], "zoo", "test", "v1"])
     assert job.id == hashlib.sha256(text.encode()).hexdigest()
@@ -110,9 +110,7 @@ def test_the_identity_of_an_evaluation_by_hand() -> None:
     assert (job.kind, job.payload) == ("evaluate", asked)
 
 
-def test_a_done_merge_is_evaluated_with_its_parents_and_base_once_a_version_of_its_suite(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_done_merge_is_evaluated_with_its_parents_and_base_once_a_version_of_its_suite(bench, caplog):
     bench.merge("failed", state=State.FAILED)
     bench.merge("one")
     bench.merge("gone", suite="old")
@@ -133,7 +131,7 @@ def test_a_done_merge_is_evaluated_with_its_parents_and_base_once_a_version_of_i
     assert len(bench.evaluations()) == 6 + 5
 
 
-def test_merges_come_before_evaluations_and_merged_models_before_parents(bench: Bench) -> None:
+def test_merges_come_before_evaluations_and_merged_models_before_parents(bench):
     bench.merge("one")
     bench.tick()
     watched = NewJob(id="a" * 64, user="ada", payload={}, priority=WATCHED_MERGE)
@@ -148,7 +146,7 @@ def test_merges_come_before_evaluations_and_merged_models_before_parents(bench: 
     assert order == ["b", "a", "ada/one", TOOL, "zoo/candidate", BASE, MATH]
 
 
-def test_an_evaluation_that_failed_without_a_record_is_due_again_hours_later(bench: Bench, clock: FakeClock) -> None:
+def test_an_evaluation_that_failed_without_a_record_is_due_again_hours_later(bench, clock):
     bench.merge("one")
     bench.tick()
     while (job := bench.store.claim("worker")) is not None:
@@ -171,7 +169,7 @@ def test_an_evaluation_that_failed_without_a_record_is_due_again_hours_later(ben
     assert bench.store.get(job.id).state is State.QUEUED
 
 
-def test_what_was_recorded_in_another_results_dataset_is_due_in_the_present_one(bench: Bench) -> None:
+def test_what_was_recorded_in_another_results_dataset_is_due_in_the_present_one(bench):
     bench.merge("one")
     bench.tick()
     while (job := bench.store.claim("worker")) is not None:
@@ -186,7 +184,7 @@ def test_what_was_recorded_in_another_results_dataset_is_due_in_the_present_one(
     assert {bench.store.get(job.id).state for job in others} == {State.QUEUED}
 
 
-def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_and_watched_are_not(bench: Bench) -> None:
+def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_and_watched_are_not(bench):
     bench.merge("open", suite=None)
     bench.merge("hidden", suite=None, private=True)
     bench.merge("watched", suite=None, watcher="without a suite")
@@ -200,7 +198,7 @@ def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_and
     assert {job.payload["suite"] for job in bench.evaluations()} == {"math"}
 
 
-def test_evaluations_take_no_room_of_the_owner_s_other_jobs_and_go_on_later(bench: Bench) -> None:
+def test_evaluations_take_no_room_of_the_owner_s_other_jobs_and_go_on_later(bench):
     bench.store.jobs_per_user = 2
     bench.merge("one")
     for name in "ab":
@@ -230,15 +228,13 @@ def test_evaluations_take_no_room_of_the_owner_s_other_jobs_and_go_on_later(benc
         {"recipe": {"base": None, "agents": []}},
     ],
 )
-def test_parents_that_are_not_pinned_are_left_out(bench: Bench, changes: dict[str, Any]) -> None:
+def test_parents_that_are_not_pinned_are_left_out(bench, changes):
     bench.merge("one", **changes)
     bench.tick()
     assert bench.asked() == {("ada/one", f"{3:040x}")}
 
 
-def test_a_tick_that_raises_is_logged_and_stops_neither_itself_nor_others(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_tick_that_raises_is_logged_and_stops_neither_itself_nor_others(caplog):
     counts: Counter[str] = Counter()
     enough = threading.Event()
 
@@ -256,7 +252,7 @@ def test_a_tick_that_raises_is_logged_and_stops_neither_itself_nor_others(
     assert logged == {("ERROR", "tick bug", True), ("WARNING", "tick refused", False)}  # a bug with its trace
 
 
-def test_a_tick_never_runs_twice_at_once_and_a_slow_one_holds_up_no_other() -> None:
+def test_a_tick_never_runs_twice_at_once_and_a_slow_one_holds_up_no_other():
     release = threading.Event()
     begun: list[str] = []
 
@@ -270,7 +266,7 @@ def test_a_tick_never_runs_twice_at_once_and_a_slow_one_holds_up_no_other() -> N
         release.set()
 
 
-def test_ticks_go_on_where_somebody_sets_the_clock_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticks_go_on_where_somebody_sets_the_clock_back(monkeypatch):
     back = iter([1000.0, 999.0])
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(time=lambda: next(back, 999.0)))
     monkeypatch.setattr(scheduler, "LOOK_EVERY_S", 0.01)
@@ -279,9 +275,7 @@ def test_ticks_go_on_where_somebody_sets_the_clock_back(monkeypatch: pytest.Monk
         until(lambda: len(calls) == 2, seconds=10)
 
 
-def test_ticks_that_a_clock_set_forward_skips_come_once_and_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ticks_that_a_clock_set_forward_skips_come_once_and_at_once(monkeypatch):
     class SetForward(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
@@ -294,7 +288,7 @@ def test_ticks_that_a_clock_set_forward_skips_come_once_and_at_once(
         assert len(calls) == 3
 
 
-def test_the_end_waits_for_a_tick_that_runs_and_leaves_no_thread() -> None:
+def test_the_end_waits_for_a_tick_that_runs_and_leaves_no_thread():
     before = set(threading.enumerate())
     started, go_on, finished = threading.Event(), threading.Event(), threading.Event()
 
@@ -312,7 +306,7 @@ def test_the_end_waits_for_a_tick_that_runs_and_leaves_no_thread() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(agents: Agents, bot_for: BotFor) -> None:
+def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(agents, bot_for):
     """Push → tick → merge job → (done) → tick → evaluations of the merge, its agents and its base."""
     base, names = agents.family(2)
     quick = Intervals(reap_s=0.02, inbox_s=0.02, poll_s=0.05, evaluations_s=0.02)
@@ -327,7 +321,7 @@ def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(agents: Agents, bo
 
 
 @pytest.mark.parametrize("join", [None, {"best": 2}])
-def test_a_flagged_model_joins_no_set(agents: Agents, bot_for: BotFor, join: Any) -> None:
+def test_a_flagged_model_joins_no_set(agents, bot_for, join):
     base, names = agents.family(3)
     rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/clean-{set}", suite="zoo", join=join)
     scores = FakeScores()
@@ -339,7 +333,7 @@ def test_a_flagged_model_joins_no_set(agents: Agents, bot_for: BotFor, join: Any
     assert (skip.subject, skip.code, skip.text) == (names[0], "flagged", "contaminated: saw the test set")
 
 
-def test_a_flagged_model_neither_joins_nor_is_evaluated(agents: Agents, bot_for: BotFor) -> None:
+def test_a_flagged_model_neither_joins_nor_is_evaluated(agents, bot_for):
     base, names = agents.family(3)
     scores = FakeScores()
     scores.flags = {(names[0], agents.head(names[0])): "contaminated: saw the test set"}
@@ -350,7 +344,7 @@ def test_a_flagged_model_neither_joins_nor_is_evaluated(agents: Agents, bot_for:
     assert told[names[0]] == ("flagged", "contaminated: saw the test set")
 
 
-def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: BotFor) -> None:
+def test_the_best_are_evaluated_before_they_join(agents, bot_for):
     base, names = agents.family(3)
     agents.api.update_repo_settings(names[0], private=True)
     scores = FakeScores()
@@ -372,7 +366,7 @@ def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: BotFor
     assert "Set HUBMERGE_RESULTS" in str(turn.error)
 
 
-def test_scores_recorded_during_a_look_count(bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_recorded_during_a_look_count(bot_for, monkeypatch):
     scores, model = FakeScores(), facts("a")
     bot = bot_for(scores=scores)
 
@@ -385,7 +379,7 @@ def test_scores_recorded_during_a_look_count(bot_for: BotFor, monkeypatch: pytes
     assert (found.values, found.pending) == ({model.pin: 0.9}, frozenset())
 
 
-def test_a_candidate_that_could_not_be_measured_is_not_measured_again(bot_for: BotFor) -> None:
+def test_a_candidate_that_could_not_be_measured_is_not_measured_again(bot_for):
     scores, model = FakeScores(), facts("a")
     bot = bot_for(scores=scores)
     scores.known.add(bot.requests.key(model.id, model.sha, "zoo"))  # that it failed is recorded

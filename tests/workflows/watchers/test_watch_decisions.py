@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from job_helpers import OUTAGE, FakeClock, ended, new_job
+from job_helpers import OUTAGE, ended, new_job
 from watch_helpers import BASE, facts, rule_of
 
 from hubmerge.errors import IncompatibleError
@@ -56,7 +56,7 @@ def decided(
     return decide(rule_of(**rule), base, candidates, history, 3, scores)
 
 
-def test_all_so_far_are_merged_by_name_and_pinned() -> None:
+def test_all_so_far_are_merged_by_name_and_pinned():
     decision = decided([C, A, B])
     recipe = recipe_from_dict(decision.merge.recipe)
     assert [str(agent.model) for agent in recipe.agents] == [A.pin, B.pin, C.pin]
@@ -68,7 +68,7 @@ def test_all_so_far_are_merged_by_name_and_pinned() -> None:
 
 
 @pytest.mark.parametrize("state", ["private", "gated"])
-def test_a_base_that_is_not_open_joins_no_public_merge_unless_the_rule_says_so(state: str) -> None:
+def test_a_base_that_is_not_open_joins_no_public_merge_unless_the_rule_says_so(state):
     base = BASE.model_copy(update={state: True})
     left = decided([A, B], base=base)
     assert left.merge is None
@@ -103,7 +103,7 @@ def test_a_base_that_is_not_open_joins_no_public_merge_unless_the_rule_says_so(s
         ({"code": "E_SOURCE", "text": "gone", "weights": "", "bases": ()}, {}, "E_SOURCE"),
     ],
 )
-def test_who_does_not_count_is_left_out_and_why(changes: dict[str, Any], wanted: dict[str, Any], code: str) -> None:
+def test_who_does_not_count_is_left_out_and_why(changes, wanted, code):
     tagged = {"tags": ("rl",)} if wanted.get("tags") else {}
     stranger = facts("x", **changes)
     others = [facts("a", **tagged), facts("b", **tagged)]
@@ -147,9 +147,7 @@ MANY = [f"a{n:02}" for n in range(40)]
         ([A, B, C], BEST, {"values": SCORED}, ["a", "b"], {"c": "no_score"}),
     ],
 )
-def test_who_joins_in_which_order_or_what_is_waited_for(
-    candidates: list[Facts], rule: dict[str, Any], scores: dict[str, Any], joined: Any, left_out: dict[str, str]
-) -> None:
+def test_who_joins_in_which_order_or_what_is_waited_for(candidates, rule, scores, joined, left_out):
     decision = decided(candidates, scores=Scores(**scores), **rule)
     assert reasons(decision) == left_out
     if isinstance(joined, str):
@@ -159,19 +157,19 @@ def test_who_joins_in_which_order_or_what_is_waited_for(
         assert agents_of(decision) == joined
 
 
-def test_of_the_best_one_is_told_that_only_signed_scores_count() -> None:
+def test_of_the_best_one_is_told_that_only_signed_scores_count():
     decision = decided([A, B, C], scores=Scores(values=SCORED), **BEST)
     assert [skip.text for skip in decision.skips] == ["it has no signed score of the suite zoo"]
 
 
 @pytest.mark.parametrize(("state", "told"), [({"own": True}, "base"), ({"flag": "contaminated: saw it"}, "saw it")])
-def test_a_base_of_ours_or_one_that_is_flagged_is_never_merged_into(state: dict[str, Any], told: str) -> None:
+def test_a_base_of_ours_or_one_that_is_flagged_is_never_merged_into(state, told):
     decision = decided([A, B], base=facts("base", bases=(), **state))
     assert decision.merge is None
     assert told in (decision.skips[0].code if "own" in state else decision.waiting)
 
 
-def test_a_set_that_was_refused_today_is_not_tried_again_and_forbids_no_other_of_its_weights() -> None:
+def test_a_set_that_was_refused_today_is_not_tried_again_and_forbids_no_other_of_its_weights():
     refused = past(decided([A, B]).merge, merged=False)
     again = decided([A, B], [refused])
     told = "this set was refused today; it is tried again tomorrow (UTC)"  # and not "nothing new"
@@ -180,7 +178,7 @@ def test_a_set_that_was_refused_today_is_not_tried_again_and_forbids_no_other_of
         assert decided([A, B], [replace(refused, **other)]).merge is not None
 
 
-def test_a_new_agent_new_weights_another_base_or_recipe_make_a_new_set() -> None:
+def test_a_new_agent_new_weights_another_base_or_recipe_make_a_new_set():
     first = decided([A, B])
     history = [past(first.merge)]
     assert agents_of(decided([A, B, C], history)) == ["a", "b", "c"]
@@ -190,7 +188,7 @@ def test_a_new_agent_new_weights_another_base_or_recipe_make_a_new_set() -> None
     assert len({first.merge.set_id, moved.merge.set_id, other.merge.set_id}) == 3
 
 
-def test_an_agent_that_is_renamed_is_no_new_one() -> None:
+def test_an_agent_that_is_renamed_is_no_new_one():
     history = [past(decided([A, B]).merge)]
     renamed = decided([facts("z", weights=A.weights), B], history)
     assert (renamed.merge, [skip.code for skip in renamed.skips]) == (None, ["same_weights"])
@@ -198,7 +196,7 @@ def test_an_agent_that_is_renamed_is_no_new_one() -> None:
     assert decided([A, B], history, **fixed).merge is not None
 
 
-def test_agents_that_vanish_do_not_cause_a_merge_of_the_rest() -> None:
+def test_agents_that_vanish_do_not_cause_a_merge_of_the_rest():
     first = decided([A, B, C])
     history = [past(first.merge)]
     gone = decided([A, B], history)
@@ -214,14 +212,14 @@ def test_agents_that_vanish_do_not_cause_a_merge_of_the_rest() -> None:
         assert agents_of(excluded) == ["a", "b"]
 
 
-def test_once_the_agent_that_broke_a_merge_is_gone_the_others_are_merged() -> None:
+def test_once_the_agent_that_broke_a_merge_is_gone_the_others_are_merged():
     first = decided([A, B, C])
     failed = replace(past(first.merge), failed=True)
     assert decided([A, B, C], [failed]).merge is None
     assert agents_of(decided([A, B], [failed])) == ["a", "b"]
 
 
-def test_after_agents_vanished_a_card_or_a_name_that_changes_causes_no_merge_of_the_rest() -> None:
+def test_after_agents_vanished_a_card_or_a_name_that_changes_causes_no_merge_of_the_rest():
     history = [past(decided([A, B, C]).merge)]
     edited, renamed = facts("a", 2, weights=A.weights), facts("z", weights=A.weights)
     moved = facts("base", 2, bases=(), weights=BASE.weights)
@@ -231,20 +229,20 @@ def test_after_agents_vanished_a_card_or_a_name_that_changes_causes_no_merge_of_
     assert agents_of(decided([facts("a", 2), B], history)) == ["a", "b"]  # new weights
 
 
-def test_a_copy_without_a_score_takes_no_place_of_the_best() -> None:
+def test_a_copy_without_a_score_takes_no_place_of_the_best():
     scores = Scores({A.pin: 1.0, B.pin: 2.0}, pending=frozenset({facts("0").pin}))
     chosen = decided([facts("0", weights=B.weights), A, B], scores=scores, **BEST)
     assert (agents_of(chosen), reasons(chosen)) == (["a", "b"], {"0": "copy"})
 
 
-def test_the_best_of_thousands_are_chosen_within_seconds() -> None:
+def test_the_best_of_thousands_are_chosen_within_seconds():
     many, began = [facts(f"m{n}") for n in range(5000)], time.process_time()
     decision = decided(many, scores=Scores({agent.pin: 0.5 for agent in many[1:]}), **BEST)
     assert Counter(reasons(decision).values()) == {"no_score": 1, "not_best": 4997}
     assert time.process_time() - began < 10
 
 
-def test_a_stranger_s_copy_does_not_take_the_place_of_an_agent_that_was_merged() -> None:
+def test_a_stranger_s_copy_does_not_take_the_place_of_an_agent_that_was_merged():
     tagged = {"agents": {"tags": ["rl"]}}
     a, b, new = (facts(name, tags=("rl",)) for name in "ab0")
     copy = facts("eve/a", tags=("rl",), weights=a.weights, license="mit")
@@ -252,7 +250,7 @@ def test_a_stranger_s_copy_does_not_take_the_place_of_an_agent_that_was_merged()
     assert (agents_of(decision), reasons(decision)) == (["0", "a", "b"], {"eve/a": "copy"})  # by name
 
 
-def test_one_of_the_best_that_vanishes_causes_no_merge_of_the_rest() -> None:
+def test_one_of_the_best_that_vanishes_causes_no_merge_of_the_rest():
     best_three = {"scores": Scores({agent.pin: 1.0 for agent in (A, B, C)}), "join": {"best": 3}, "suite": "zoo"}
     history = [past(decided([A, B, C], **best_three).merge)]
     left = decided([A, B], history, **best_three)
@@ -288,7 +286,7 @@ def scores_of(found: Sequence[Facts]) -> Scores:
 
 @settings(max_examples=300, deadline=None)
 @given(rules, candidates_, st.integers(0, 2), st.randoms())
-def test_any_decision_keeps_the_promises(rule: Any, found: list[Facts], budget: int, random: Any) -> None:
+def test_any_decision_keeps_the_promises(rule, found, budget, random):
     scores = scores_of(found)
     decision = decide(rule, BASE, found, (), budget, scores)
     shuffled = list(found)
@@ -313,7 +311,7 @@ def test_any_decision_keeps_the_promises(rule: Any, found: list[Facts], budget: 
 
 @settings(max_examples=150, deadline=None)
 @given(rules, st.lists(candidates_, min_size=1, max_size=6))
-def test_no_set_is_merged_twice_whatever_the_hub_shows(rule: Any, rounds: list[list[Facts]]) -> None:
+def test_no_set_is_merged_twice_whatever_the_hub_shows(rule, rounds):
     history: list[PastSet] = []
     for found in rounds:
         decision = decide(rule, BASE, found, history, 5, scores_of(found))
@@ -323,7 +321,7 @@ def test_no_set_is_merged_twice_whatever_the_hub_shows(rule: Any, rounds: list[l
             history.append(past(decision.merge))
 
 
-def test_a_merge_is_known_by_any_shard_that_is_not_the_base_s_and_its_parents_are_none() -> None:
+def test_a_merge_is_known_by_any_shard_that_is_not_the_base_s_and_its_parents_are_none():
     base = facts("base", bases=(), files=("shared",))
     merges = {file: [OwnMerge("ada", frozenset({"zoo/base", "zoo/a"}))] for file in ("shared", "merged")}
     assert is_own_merge(facts("copy", files=("merged", "shared")), base, "ada", merges)
@@ -353,7 +351,7 @@ def job_of(merge: PlannedMerge, user: str = "ada") -> NewJob:
     return NewJob(id=merge.set_id, user=user, payload={"target": merge.target})
 
 
-def test_the_budget_holds_against_many_sets_at_once(ledger: Ledger) -> None:
+def test_the_budget_holds_against_many_sets_at_once(ledger):
     merges = [planned(n, n + 1) for n in range(1, 13)]
     with ThreadPoolExecutor(8) as pool:
         started = list(pool.map(lambda m: ledger.start("watch", m, job_of(m, m.set_id[:8]), TOKEN, 3), merges))
@@ -372,8 +370,8 @@ def test_the_budget_holds_against_many_sets_at_once(ledger: Ledger) -> None:
     ],
 )
 def test_a_set_whose_job_was_given_up_without_its_fault_is_tried_another_day(
-    ledger: Ledger, store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, error: JobError, again: bool
-) -> None:
+    ledger, store, clock, monkeypatch, error, again
+):
     monkeypatch.setattr("workflows.jobs.transaction.OUTAGE_TRIES", 2)
     merge = planned(1, 2)
     assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is not None
@@ -390,7 +388,7 @@ def test_a_set_whose_job_was_given_up_without_its_fault_is_tried_another_day(
         assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is None
 
 
-def test_history_tells_a_merge_that_failed_from_one_that_is_done_or_on_its_way(ledger: Ledger, store: Store) -> None:
+def test_history_tells_a_merge_that_failed_from_one_that_is_done_or_on_its_way(ledger, store):
     merges = [planned(1, 2), planned(3, 4), planned(5, 6), planned(9, 10)]
     for merge in merges:
         ledger.start("watch", merge, job_of(merge), TOKEN, 5)
@@ -403,9 +401,7 @@ def test_history_tells_a_merge_that_failed_from_one_that_is_done_or_on_its_way(l
     assert told == dict(zip([merge.set_id for merge in (*merges, planned(7, 8))], expected, strict=True))
 
 
-def test_a_set_that_was_given_up_and_is_refused_waits_for_another_day(
-    ledger: Ledger, store: Store, clock: FakeClock
-) -> None:
+def test_a_set_that_was_given_up_and_is_refused_waits_for_another_day(ledger, store, clock):
     merge = planned(1, 2)
     ledger.start("watch", merge, job_of(merge), TOKEN, 5)
     ended(store, JobError(code="E_PERMISSION", message="no namespace of the token's"))
@@ -417,9 +413,7 @@ def test_a_set_that_was_given_up_and_is_refused_waits_for_another_day(
     assert ledger.start("watch", merge, job_of(merge), TOKEN, 5).state is State.QUEUED
 
 
-def test_a_set_that_was_given_up_is_merged_once_to_another_target(
-    ledger: Ledger, store: Store, clock: FakeClock
-) -> None:
+def test_a_set_that_was_given_up_is_merged_once_to_another_target(ledger, store, clock):
     merge = planned(1, 2)
     ledger.start("watch", merge, job_of(merge), TOKEN, 5)
     ended(store, JobError(code="E_PERMISSION", message="no namespace of the token's"))
@@ -432,7 +426,7 @@ def test_a_set_that_was_given_up_is_merged_once_to_another_target(
     assert ledger.start("watch", merge, elsewhere, TOKEN, 5) is None
 
 
-def test_budgets_and_histories_of_rules_are_their_own(ledger: Ledger, clock: FakeClock) -> None:
+def test_budgets_and_histories_of_rules_are_their_own(ledger, clock):
     merge = planned(1, 2)
     assert ledger.start("one", merge, job_of(merge), TOKEN, 1) is not None
     assert (ledger.history("two"), ledger.used("two"), ledger.used("one")) == ((), 0, 1)
@@ -445,7 +439,7 @@ def test_budgets_and_histories_of_rules_are_their_own(ledger: Ledger, clock: Fak
     assert [past.merged for past in ledger.history("one")] == [True]
 
 
-def test_a_job_that_a_person_started_is_taken_over_not_doubled(ledger: Ledger, store: Store) -> None:
+def test_a_job_that_a_person_started_is_taken_over_not_doubled(ledger, store):
     merge = planned(1, 2)
     mine = store.submit(job_of(merge))
     started = ledger.start("watch", merge, job_of(merge), TOKEN, 5)
@@ -455,9 +449,7 @@ def test_a_job_that_a_person_started_is_taken_over_not_doubled(ledger: Ledger, s
 
 
 @pytest.mark.parametrize("code", ["E_LOGIN", "E_NONFINITE", None])
-def test_another_user_s_job_that_was_given_up_goes_on_as_the_rule_s(
-    ledger: Ledger, store: Store, code: str | None
-) -> None:
+def test_another_user_s_job_that_was_given_up_goes_on_as_the_rule_s(ledger, store, code):
     merge = planned(1, 2)
     theirs = store.submit(job_of(merge, "bob"), SealedToken("of bob", None))
     if code is None:
@@ -469,7 +461,7 @@ def test_another_user_s_job_that_was_given_up_goes_on_as_the_rule_s(
     assert store.sealed_token(started.id) == TOKEN
 
 
-def test_a_set_whose_job_is_tried_again_is_not_given_up(ledger: Ledger, store: Store, clock: FakeClock) -> None:
+def test_a_set_whose_job_is_tried_again_is_not_given_up(ledger, store, clock):
     merge = planned(1, 2)
     ledger.start("watch", merge, job_of(merge), TOKEN, 5)
     assert ended(store, OUTAGE).state is State.QUEUED
@@ -479,7 +471,7 @@ def test_a_set_whose_job_is_tried_again_is_not_given_up(ledger: Ledger, store: S
     assert ledger.used("watch") == 0
 
 
-def test_our_merges_are_read_anew_only_once_there_is_another(ledger: Ledger, store: Store) -> None:
+def test_our_merges_are_read_anew_only_once_there_is_another(ledger, store):
     for name in ("one", "two"):
         store.submit(new_job(name))
         ended(store, weights=[name])
@@ -487,9 +479,7 @@ def test_our_merges_are_read_anew_only_once_there_is_another(ledger: Ledger, sto
     assert ledger.own_merges() is ledger.own_merges()
 
 
-def test_the_reasons_of_the_last_look_are_noted_with_the_time_when_each_was_first_seen(
-    ledger: Ledger, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reasons_of_the_last_look_are_noted_with_the_time_when_each_was_first_seen(ledger, clock, monkeypatch):
     ledger.skip("other", [Skip("zoo/a", "a" * 40, "license", "none")])
     skip, over = Skip("zoo/a", "a" * 40, "license", "not stated"), Skip("set 0123456789", "e" * 40, "budget", "")
     ledger.skip("watch", [skip, over])
@@ -504,7 +494,7 @@ def test_the_reasons_of_the_last_look_are_noted_with_the_time_when_each_was_firs
     assert len(ledger.skips("other")) == 1
 
 
-def test_texts_of_strangers_are_cut_to_what_anybody_needs() -> None:
+def test_texts_of_strangers_are_cut_to_what_anybody_needs():
     card = {"tags": [f"{n:03}{'x' * 300}" for n in range(300)], "base_model": "b" * 300}
     found = facts_of(RepoState("zoo/a", "a" * 40, {}, False, False, "\ud800" + "l" * 300, card))
     assert len(found.tags) == 200
@@ -513,7 +503,7 @@ def test_texts_of_strangers_are_cut_to_what_anybody_needs() -> None:
     assert len(_reason(IncompatibleError("x" * 5000))) == 1000
 
 
-def test_checkpoints_in_folders_of_a_repo_are_no_weights_of_its_model() -> None:
+def test_checkpoints_in_folders_of_a_repo_are_no_weights_of_its_model():
     def of(*paths: str) -> Facts:
         files = {path: FileInfo(path, 10, path * 3) for path in paths}
         return facts_of(RepoState("zoo/a", "a" * 40, files, False, False, None, {}))

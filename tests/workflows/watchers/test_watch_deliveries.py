@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from builders import random_base
 from processes import until
-from watch_helpers import (
-    SECRET,
-    Agents,
-    BotFor,
-    deliver,
-    jobs,
-    joined,
-    one,
-    payload,
-    post,
-    refuse,
-    rule_for,
-    serving,
-    skipped,
-)
+from watch_helpers import SECRET, deliver, jobs, joined, one, payload, post, refuse, rule_for, serving, skipped
 
-from hubmerge.errors import DiskError, GatedError, HubmergeError, HubUnavailableError
+from hubmerge.errors import DiskError, GatedError, HubUnavailableError
 from hubmerge.hub.client import Hub
 from workflows.values import Visitor
 from workflows.watchers import runner
@@ -34,7 +19,7 @@ from workflows.watchers.kinds import agents as kind
 from workflows.watchers.webhook import Push
 
 
-def test_a_push_is_announced_and_merged_and_a_replay_changes_nothing(agents: Agents, bot_for: BotFor) -> None:
+def test_a_push_is_announced_and_merged_and_a_replay_changes_nothing(agents, bot_for):
     """Real pushes, real deliveries over HTTP, a tick: one job per new agent."""
     base = agents.base()
     bot = bot_for(rule_for(base))
@@ -58,7 +43,7 @@ def test_a_push_is_announced_and_merged_and_a_replay_changes_nothing(agents: Age
     assert len(jobs(bot)) == 2
 
 
-def test_deliveries_out_of_order_and_many_replays_make_one_job_at_the_head(agents: Agents, bot_for: BotFor) -> None:
+def test_deliveries_out_of_order_and_many_replays_make_one_job_at_the_head(agents, bot_for):
     base, (other, agent) = agents.family(2)
     shas = [agents.head(agents.agent(base, name=agent)) for _ in range(2)]
     bot = bot_for(rule_for(base))
@@ -73,7 +58,7 @@ def test_deliveries_out_of_order_and_many_replays_make_one_job_at_the_head(agent
     assert set(job.payload["recipe"]["agents"]) == {f"{agent}@{shas[-1]}", f"{other}@{agents.head(other)}"}
 
 
-def test_a_pull_request_and_a_forged_delivery_make_no_job(agents: Agents, bot_for: BotFor) -> None:
+def test_a_pull_request_and_a_forged_delivery_make_no_job(agents, bot_for):
     base = agents.base()
     agents.agent(base)
     agent = agents.agent(base)
@@ -96,7 +81,7 @@ def test_a_pull_request_and_a_forged_delivery_make_no_job(agents: Agents, bot_fo
     assert len(jobs(bot)) == before
 
 
-def test_a_hint_reaches_what_no_search_shows(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hint_reaches_what_no_search_shows(agents, bot_for, monkeypatch):
     base = agents.base()
     shown = agents.agent(base)
     stale = Hub(agents.api.endpoint, agents.api.token).find_models(tags=[f"base_model:{base}"])
@@ -113,7 +98,7 @@ def test_a_hint_reaches_what_no_search_shows(agents: Agents, bot_for: BotFor, mo
     assert f"{shown}@{agents.head(shown)}" in turn.decision.merge.recipe["agents"]
 
 
-def test_a_delivery_that_names_a_repo_by_its_old_name_makes_no_second_agent(agents: Agents, bot_for: BotFor) -> None:
+def test_a_delivery_that_names_a_repo_by_its_old_name_makes_no_second_agent(agents, bot_for):
     base, (first, second) = agents.family(2)
     bot = bot_for(rule_for(base))
     deliver(bot, agents, second)
@@ -123,9 +108,7 @@ def test_a_delivery_that_names_a_repo_by_its_old_name_makes_no_second_agent(agen
     assert skipped(turn) == {}
 
 
-def test_a_bot_that_dies_in_a_turn_starts_the_merge_when_it_is_started_again(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bot_that_dies_in_a_turn_starts_the_merge_when_it_is_started_again(agents, bot_for, monkeypatch):
     base, (agent, _) = agents.family(2)
     rule = rule_for(base)
     first = bot_for(rule)
@@ -150,7 +133,7 @@ def test_a_bot_that_dies_in_a_turn_starts_the_merge_when_it_is_started_again(
     assert len(jobs(third)) == 1
 
 
-def test_two_schedulers_at_once_make_one_job(agents: Agents, bot_for: BotFor) -> None:
+def test_two_schedulers_at_once_make_one_job(agents, bot_for):
     rule = rule_for(agents.base(agents=2))
     bots = [bot_for(rule) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
@@ -160,9 +143,7 @@ def test_two_schedulers_at_once_make_one_job(agents: Agents, bot_for: BotFor) ->
     assert len(jobs(bots[0])) == 1
 
 
-def test_a_delivery_while_the_hub_is_away_is_made_up_for_by_the_next_poll(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_delivery_while_the_hub_is_away_is_made_up_for_by_the_next_poll(agents, bot_for, monkeypatch):
     base, (agent, _) = agents.family(2)
     bot = bot_for(rule_for(base))
     deliver(bot, agents, agent)
@@ -187,13 +168,8 @@ def test_a_delivery_while_the_hub_is_away_is_made_up_for_by_the_next_poll(
     ],
 )
 def test_a_model_that_cannot_be_read_is_left_out_also_one_that_was_read_before(
-    agents: Agents,
-    bot_for: BotFor,
-    monkeypatch: pytest.MonkeyPatch,
-    asked: str,
-    error: type[HubmergeError],
-    errors: list[bool],
-) -> None:
+    agents, bot_for, monkeypatch, asked, error, errors
+):
     base = agents.base(agents=1)
     bad = agents.agent(base)
     bot = bot_for(rule_for(base, min_agents=3))
@@ -210,9 +186,7 @@ def test_a_model_that_cannot_be_read_is_left_out_also_one_that_was_read_before(
 
 
 @pytest.mark.parametrize(("asked", "error"), [("repo_state", HubUnavailableError), ("read_range", GatedError)])
-def test_a_hub_that_goes_away_within_a_look_or_an_unreadable_base_ends_it(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, asked: str, error: type[HubmergeError]
-) -> None:
+def test_a_hub_that_goes_away_within_a_look_or_an_unreadable_base_ends_it(agents, bot_for, monkeypatch, asked, error):
     bot, plain, seen = bot_for(rule_for(agents.base(agents=3))), getattr(Hub, asked), []
 
     def breaks(self: Hub, repo: str, *more: Any) -> Any:
@@ -234,9 +208,7 @@ def test_a_hub_that_goes_away_within_a_look_or_an_unreadable_base_ends_it(
 
 
 @pytest.mark.parametrize(("module", "name"), [(kind, "decide"), (runner, "prepare")])
-def test_a_bug_in_one_rule_stops_no_other(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
-) -> None:
+def test_a_bug_in_one_rule_stops_no_other(agents, bot_for, monkeypatch, module, name):
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base, name="one", recipe={"method": "ties"}), rule_for(base, name="two"))
     plain = getattr(module, name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,14 +20,14 @@ EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "watchers").glob("*.
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
-def test_the_examples_are_valid_and_the_same_rules_when_they_are_written_and_read_again(path: Path) -> None:
+def test_the_examples_are_valid_and_the_same_rules_when_they_are_written_and_read_again(path):
     rule = load_rule(path)
     assert rule_from_data(written_again(rule)) == rule
     assert rule.owner == "ada"
     assert registry()[rule.watch]().about(rule).startswith("Merges ")
 
 
-def test_a_rule_is_read_as_it_is_written() -> None:
+def test_a_rule_is_read_as_it_is_written():
     agents = {"authors": ["zoo", "bob"], "tags": ["rl"], "max_parameters": "1.5B", "min_parameters": 1000}
     target = "ada/{base}-{name}-{count}-{set}"
     rule = rule_of(base="zoo/base@main", agents=agents, join={"best": 3}, suite="zoo", target=target)
@@ -105,7 +104,7 @@ def test_a_rule_is_read_as_it_is_written() -> None:
         ({"watch": ["agents"]}, "watch", "no such kind"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_field(changes: dict[str, Any], field: str, reason: str) -> None:
+def test_what_is_wrong_is_refused_with_its_field(changes, field, reason):
     with pytest.raises(RuleError) as refused:
         rule_from_yaml(yaml.safe_dump(rule_data(**changes)), "my.yaml")
     told = [str(p) for p in refused.value.problems if field in p.where and reason in str(p)]
@@ -114,7 +113,7 @@ def test_what_is_wrong_is_refused_with_its_field(changes: dict[str, Any], field:
     assert not re.search(r"\^\[|pattern|Input|a valid", str(refused.value))  # in words, not as the check has it
 
 
-def test_every_problem_is_listed() -> None:
+def test_every_problem_is_listed():
     with pytest.raises(RuleError) as refused:
         rule_from_yaml(yaml.safe_dump(rule_data(budget=0, suite="A B", base=None)))
     assert {p.where.rpartition(" ")[2] for p in refused.value.problems} == {"budget", "suite", "base"}
@@ -123,12 +122,12 @@ def test_every_problem_is_listed() -> None:
 @pytest.mark.parametrize(
     "text", ["", "- a", "just text", "a: &x 1\nb: *x", "name: a\nname: b", "x" * 70_000, "{" * 999]
 )
-def test_what_is_no_table_is_refused(text: str) -> None:
+def test_what_is_no_table_is_refused(text):
     with pytest.raises(RuleError):
         rule_from_yaml(text)
 
 
-def test_a_broken_file_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_file_does_not_stop_the_others(tmp_path, monkeypatch):
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(rule_data(name="one")))
     (tmp_path / "b.yaml").write_text("nonsense")
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(rule_data(name="one")))
@@ -144,7 +143,7 @@ def test_a_broken_file_does_not_stop_the_others(tmp_path: Path, monkeypatch: pyt
     assert (missing.rules, [name for name, _ in missing.broken]) == ((), ["missing"])
 
 
-def test_kinds_are_found_by_themselves() -> None:
+def test_kinds_are_found_by_themselves():
     kinds = registry()
     assert kinds["agents"].rule is AgentRule
     assert all(issubclass(kind, Watcher) and kind.kind == name for name, kind in kinds.items())
@@ -169,6 +168,6 @@ def test_kinds_are_found_by_themselves() -> None:
         ),
     ],
 )
-def test_a_rule_is_told_in_a_sentence(changes: dict[str, Any], told: str) -> None:
+def test_a_rule_is_told_in_a_sentence(changes, told):
     rule = rule_of(**changes)
     assert registry()[rule.watch]().about(rule) == told

@@ -12,15 +12,14 @@ import pytest
 import yaml
 from builders import T, random_base, sparse_agent, tokenizer_files
 from huggingface_hub import CommitOperationAdd
-from job_helpers import FakeClock, FakeScores, visitor
+from job_helpers import FakeScores, visitor
 from source_helpers import ADAPTED, lora, pair, write_adapter
-from watch_helpers import BASE_WEIGHTS, Agents, BotFor, deliver, finish, jobs, joined, one, refuse, rule_for, skipped
+from watch_helpers import BASE_WEIGHTS, Agents, deliver, finish, jobs, joined, one, refuse, rule_for, skipped
 
 from hubmerge.errors import (
     CorruptError,
     FormatError,
     GatedError,
-    HubmergeError,
     LoginError,
     PermissionDeniedError,
     RecipeError,
@@ -29,15 +28,14 @@ from hubmerge.errors import (
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import RefusedError
 from hubmerge.library import inspect
-from localhub.process import LocalHubProcess
 from workflows.jobs.jobs import State
 from workflows.values import Visitor
 from workflows.watchers.rules import rule_data
 
 
 def test_a_poll_finds_the_agents_and_queues_one_merge_with_its_owner_s_token_sealed(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess, caplog: pytest.LogCaptureFixture
-) -> None:
+    agents, bot_for, tmp_path, local_hub, caplog
+):
     base, (first, second) = agents.family(2)
     bot = bot_for(rule_for(base, suite="zoo", recipe={"method": "ties", "seed": 7}))
     turn = one(bot.watchers.poll())
@@ -59,7 +57,7 @@ def test_a_poll_finds_the_agents_and_queues_one_merge_with_its_owner_s_token_sea
     assert "not evaluated" in bot.source.watchers(None)[0].about
 
 
-def test_a_rule_of_another_user_does_not_run(bot_for: BotFor) -> None:
+def test_a_rule_of_another_user_does_not_run(bot_for):
     bot = bot_for(rule_for("ada/base", owner="bob", target="bob/x-{set}"))
     [turn] = bot.watchers.poll()
     assert isinstance(turn.error, LoginError)
@@ -67,7 +65,7 @@ def test_a_rule_of_another_user_does_not_run(bot_for: BotFor) -> None:
     assert bot.ledger.state("watch").code == "E_LOGIN"
 
 
-def test_own_outputs_are_never_merged(agents: Agents, bot_for: BotFor) -> None:
+def test_own_outputs_are_never_merged(agents, bot_for):
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base))
     first = one(bot.watchers.poll())
@@ -93,7 +91,7 @@ def push_adapter(agents: Agents, name: str, folder: Path, base: str, seed: int =
     return name
 
 
-def test_adapters_are_found_whatever_library_their_cards_name(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+def test_adapters_are_found_whatever_library_their_cards_name(agents, bot_for, tmp_path):
     base, [whole] = agents.family(1)
     agents.push(f"{base}-v2-bnb-4bit", {}, {"base_model": base, "base_model_relation": "quantized"})
     # TRL's, PEFT's own, and Unsloth's, which trains on a copy in 4 bits
@@ -104,7 +102,7 @@ def test_adapters_are_found_whatever_library_their_cards_name(agents: Agents, bo
     assert "counts as finetune, and the rule takes adapter" in [skip.text for skip in turn.decision.skips]
 
 
-def test_agents_of_other_rows_join_where_their_tokens_tell_what_these_are(agents: Agents, bot_for: BotFor) -> None:
+def test_agents_of_other_rows_join_where_their_tokens_tell_what_these_are(agents, bot_for):
     """Cut to the rows that have a token, with added ones, and with ones that spoil a set where another adds some."""
     base, [plain] = agents.family(1)
     words = {f"<{n}>": n for n in range(36, 42)}
@@ -132,7 +130,7 @@ def test_agents_of_other_rows_join_where_their_tokens_tell_what_these_are(agents
     inspect(dict(turn.decision.merge.recipe), hub=Hub(agents.api.endpoint, agents.api.token))
 
 
-def test_an_edited_card_is_no_new_agent_and_new_weights_are(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+def test_an_edited_card_is_no_new_agent_and_new_weights_are(agents, bot_for, tmp_path):
     base, (agent, _) = agents.family(2)
     bot = bot_for(rule_for(base))
     adapter = push_adapter(agents, f"{base}-adapter", tmp_path / "adapter", base, base_model_relation="finetune")
@@ -147,9 +145,7 @@ def test_an_edited_card_is_no_new_agent_and_new_weights_are(agents: Agents, bot_
     assert len(jobs(bot)) == 2
 
 
-def test_a_base_is_taken_at_the_revision_that_the_rule_names_however_it_writes_the_name(
-    agents: Agents, bot_for: BotFor
-) -> None:
+def test_a_base_is_taken_at_the_revision_that_the_rule_names_however_it_writes_the_name(agents, bot_for):
     base = agents.base()
     first, before = agents.agent(base), agents.head(base)
     agents.api.create_tag(base, tag="old")
@@ -168,7 +164,7 @@ def wide() -> dict[str, T]:
     return random_base(seed=5, sizes={n: tuple(2 * d for d in t.shape) for n, t in BASE_WEIGHTS.items()})
 
 
-def test_a_stranger_s_misfit_is_left_out_by_name_and_spoils_nothing(agents: Agents, bot_for: BotFor) -> None:
+def test_a_stranger_s_misfit_is_left_out_by_name_and_spoils_nothing(agents, bot_for):
     base, good = agents.family(2)
     agents.push("ada/zz-wide", wide(), {"base_model": base, "license": "apache-2.0"})
     unlicensed = agents.agent(base, card={"license": "unknown"})
@@ -203,9 +199,7 @@ def test_a_stranger_s_misfit_is_left_out_by_name_and_spoils_nothing(agents: Agen
     assert {note.subject: note for note in bot.ledger.skips("watch")} == notes
 
 
-def test_an_edited_rule_looks_at_remembered_models_anew_and_ignored_tensors_leave_no_agent_out(
-    agents: Agents, bot_for: BotFor
-) -> None:
+def test_an_edited_rule_looks_at_remembered_models_anew_and_ignored_tensors_leave_no_agent_out(agents, bot_for):
     base, names = agents.family(2)
     weights = sparse_agent(BASE_WEIGHTS, density=0.05, seed=91)
     weights["v_head.summary.weight"] = next(iter(BASE_WEIGHTS.values()))
@@ -217,7 +211,7 @@ def test_an_edited_rule_looks_at_remembered_models_anew_and_ignored_tensors_leav
     assert turn.job is not None
 
 
-def test_an_agent_s_size_is_what_its_headers_hold(agents: Agents, bot_for: BotFor) -> None:
+def test_an_agent_s_size_is_what_its_headers_hold(agents, bot_for):
     base, names = agents.family(2)
     elements = sum(math.prod(tensor.shape) for tensor in BASE_WEIGHTS.values())
     for most, left_out in ((elements, {}), (elements - 1, dict.fromkeys(names, "size"))):
@@ -226,9 +220,7 @@ def test_an_agent_s_size_is_what_its_headers_hold(agents: Agents, bot_for: BotFo
         assert (turn.decision.merge is None, skipped(turn)) == (bool(left_out), left_out)
 
 
-def test_many_new_models_are_read_over_several_looks(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_many_new_models_are_read_over_several_looks(agents, bot_for, monkeypatch, caplog):
     monkeypatch.setattr("workflows.watchers.kinds.agents.NEW_PER_LOOK", 2)
     monkeypatch.setattr("workflows.watchers.kinds.agents.MOST_LISTED", 4)
     base = agents.base()
@@ -246,7 +238,7 @@ def test_many_new_models_are_read_over_several_looks(
     assert "a search gives 4 models; older ones are not seen" in caplog.text
 
 
-def test_a_poll_reads_only_what_has_changed(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_reads_only_what_has_changed(agents, bot_for, monkeypatch):
     base, (first, second) = agents.family(2)
     bot = bot_for(rule_for(base))
     one(bot.watchers.poll())
@@ -263,7 +255,7 @@ def test_a_poll_reads_only_what_has_changed(agents: Agents, bot_for: BotFor, mon
     assert read[:2] == [base, second]
 
 
-def test_a_renamed_agent_joins_under_the_name_that_the_rule_knows(agents: Agents, bot_for: BotFor) -> None:
+def test_a_renamed_agent_joins_under_the_name_that_the_rule_knows(agents, bot_for):
     base, (first, second) = agents.family(2)
     rule = rule_for(base, agents=None, join={"fixed": [first.upper(), second]})
     bot, scores = bot_for(rule), FakeScores()
@@ -277,9 +269,7 @@ def test_a_renamed_agent_joins_under_the_name_that_the_rule_knows(agents: Agents
 
 
 @pytest.mark.parametrize("error", [GatedError, PermissionDeniedError, RefusedError])
-def test_an_agent_that_the_rule_excludes_stays_out_when_it_is_renamed(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, error: type[HubmergeError]
-) -> None:
+def test_an_agent_that_the_rule_excludes_stays_out_when_it_is_renamed(agents, bot_for, monkeypatch, error):
     base = agents.base(agents=2)
     out, gone = agents.agent(base), f"{base}-deleted"
     refuse(monkeypatch, "repo_state", gone, error("not here", where=gone))
@@ -289,7 +279,7 @@ def test_an_agent_that_the_rule_excludes_stays_out_when_it_is_renamed(
     assert skipped(one(bot.watchers.poll())) == {f"{out}-renamed": "excluded"}
 
 
-def test_whether_a_named_agent_fits_is_checked_however_its_name_is_written(agents: Agents, bot_for: BotFor) -> None:
+def test_whether_a_named_agent_fits_is_checked_however_its_name_is_written(agents, bot_for):
     base = agents.base()
     fits, wider = agents.agent(base), f"{base}-wide"
     agents.push(wider, wide(), {"license": "apache-2.0"})
@@ -298,9 +288,7 @@ def test_whether_a_named_agent_fits_is_checked_however_its_name_is_written(agent
 
 
 @pytest.mark.parametrize("error", [GatedError, CorruptError])
-def test_an_agent_that_cannot_be_read_is_tried_again_the_next_day(
-    agents: Agents, bot_for: BotFor, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, error: type[HubmergeError]
-) -> None:
+def test_an_agent_that_cannot_be_read_is_tried_again_the_next_day(agents, bot_for, clock, monkeypatch, error):
     base = agents.base(agents=2)
     closed = agents.agent(base)
     read, asked = Hub.read_range, []
@@ -322,7 +310,7 @@ def test_an_agent_that_cannot_be_read_is_tried_again_the_next_day(
     assert closed in joined(one(bot.watchers.poll()))
 
 
-def test_a_used_up_budget_is_told_and_the_next_day_goes_on(agents: Agents, bot_for: BotFor, clock: FakeClock) -> None:
+def test_a_used_up_budget_is_told_and_the_next_day_goes_on(agents, bot_for, clock):
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base, budget=1))
     assert one(bot.watchers.poll()).job is not None
@@ -339,7 +327,7 @@ def test_a_used_up_budget_is_told_and_the_next_day_goes_on(agents: Agents, bot_f
     assert [note.code for note in bot.ledger.skips("watch")] == []  # what it waited for has come
 
 
-def test_a_full_queue_delays_a_merge_and_no_delivery(agents: Agents, bot_for: BotFor) -> None:
+def test_a_full_queue_delays_a_merge_and_no_delivery(agents, bot_for):
     bases = [agents.base(agents=2) for _ in range(2)]
     bot = bot_for(
         *(rule_for(base, name=name) for base, name in zip(bases, ("one", "two"), strict=True)), jobs_per_user=1
@@ -354,7 +342,7 @@ def test_a_full_queue_delays_a_merge_and_no_delivery(agents: Agents, bot_for: Bo
     assert [turn.job is not None for turn in bot.watchers.poll()] == [False, True]
 
 
-def test_a_target_that_is_taken_is_not_tried_again_that_day(agents: Agents, bot_for: BotFor, clock: FakeClock) -> None:
+def test_a_target_that_is_taken_is_not_tried_again_that_day(agents, bot_for, clock):
     rule = rule_for(agents.base(agents=2))
     bot = bot_for(rule)
     planned = bot.watchers.turn(rule, dry_run=True).decision.merge
@@ -373,9 +361,7 @@ def test_a_target_that_is_taken_is_not_tried_again_that_day(agents: Agents, bot_
     assert (row.code, row.job_id) == (None, jobs(bot)[0].id)
 
 
-def test_a_token_that_may_not_write_holds_up_no_set_once_another_is_given(
-    agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
-) -> None:
+def test_a_token_that_may_not_write_holds_up_no_set_once_another_is_given(agents, bot_for, local_hub):
     rule = rule_for(agents.base(agents=2))
     [turn] = bot_for(rule, token=local_hub.tokens["ada_read"]).watchers.poll()
     assert (turn.error.code, turn.job) == ("E_PERMISSION", None)
@@ -383,8 +369,8 @@ def test_a_token_that_may_not_write_holds_up_no_set_once_another_is_given(
 
 
 def test_a_private_candidate_and_what_a_rule_did_while_it_was_private_are_told_to_their_owner_only(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    agents, bot_for, monkeypatch
+):
     base = agents.base()
     secret, shown, copy, unread = (
         agents.agent(base, name=f"{base}-{number}", seed=seed) for number, seed in enumerate((5, 6, 5, 7))
@@ -405,7 +391,7 @@ def test_a_private_candidate_and_what_a_rule_did_while_it_was_private_are_told_t
         assert name in own
 
 
-def test_a_merge_uploaded_again_without_its_manifest_is_known_by_its_weights(agents: Agents, bot_for: BotFor) -> None:
+def test_a_merge_uploaded_again_without_its_manifest_is_known_by_its_weights(agents, bot_for):
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base))
     one(bot.watchers.poll())
@@ -418,9 +404,7 @@ def test_a_merge_uploaded_again_without_its_manifest_is_known_by_its_weights(age
     assert skipped(one(bot_for(rule_for(base)).watchers.poll())) == {again: "own_output"}
 
 
-def test_an_agent_closed_since_holds_nothing_up(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_closed_since_holds_nothing_up(agents, bot_for, monkeypatch):
     base, (first, closed) = agents.family(2)
     bot = bot_for(rule_for(base, min_agents=3))
     assert one(bot.watchers.poll()).decision.waiting == "2 of at least 3 agents so far"
@@ -436,9 +420,7 @@ def test_an_agent_closed_since_holds_nothing_up(
 # --- owners and their trials --------------------------------------------------------------------------------------
 
 
-def test_a_paused_rule_starts_nothing_until_resumed(
-    agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
-) -> None:
+def test_a_paused_rule_starts_nothing_until_resumed(agents, bot_for, local_hub):
     ada = visitor(local_hub, "ada")
     rule = rule_for(agents.base(agents=2))
     assert bot_for(rule).source.pause_watcher("watch", ada).paused
@@ -456,7 +438,7 @@ def test_a_paused_rule_starts_nothing_until_resumed(
     assert len(jobs(bot)) == 1
 
 
-def test_a_pause_during_a_look_is_in_time(agents: Agents, bot_for: BotFor) -> None:
+def test_a_pause_during_a_look_is_in_time(agents, bot_for):
     rule = rule_for(agents.base(agents=2))
     bot = bot_for(rule)
     planned = bot.watchers.turn(rule, dry_run=True).decision.merge
@@ -467,7 +449,7 @@ def test_a_pause_during_a_look_is_in_time(agents: Agents, bot_for: BotFor) -> No
     assert jobs(bot) == []
 
 
-def test_a_rule_looks_once_when_its_owner_asks(agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess) -> None:
+def test_a_rule_looks_once_when_its_owner_asks(agents, bot_for, local_hub):
     ada = visitor(local_hub, "ada")
     bot = bot_for(rule_for(agents.base(agents=2)))
     assert bot.watchers.handle_asked() == []
@@ -482,9 +464,7 @@ def test_a_rule_looks_once_when_its_owner_asks(agents: Agents, bot_for: BotFor, 
         bot.source.run_watcher("watch", ada)
 
 
-def test_what_is_wrong_in_a_rule_is_told_to_the_bot_s_account_alone(
-    bot_for: BotFor, local_hub: LocalHubProcess
-) -> None:
+def test_what_is_wrong_in_a_rule_is_told_to_the_bot_s_account_alone(bot_for, local_hub):
     wrong = RuleError("'ada/secret agent' is no repo id", where="mine.yaml → agents → exclude")
     bot = bot_for(broken=(("mine.yaml", wrong),))
     ada, bob = visitor(local_hub, "ada"), visitor(local_hub, "bob")
@@ -495,7 +475,7 @@ def test_what_is_wrong_in_a_rule_is_told_to_the_bot_s_account_alone(
     assert view.problem == wrong.as_dict()
 
 
-def test_only_the_owner_may(bot_for: BotFor, local_hub: LocalHubProcess) -> None:
+def test_only_the_owner_may(bot_for, local_hub):
     bob = visitor(local_hub, "bob")
     bot = bot_for(rule_for("ada/base"), rule_for("ada/base", name="hidden", private=True))
     for act in (bot.source.pause_watcher, bot.source.resume_watcher, bot.source.run_watcher):
@@ -512,7 +492,7 @@ def test_only_the_owner_may(bot_for: BotFor, local_hub: LocalHubProcess) -> None
     assert [view.own for view in bot.source.watchers(bob)] == [False]
 
 
-def test_without_an_account_rules_can_be_tried(agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess) -> None:
+def test_without_an_account_rules_can_be_tried(agents, bot_for, local_hub):
     ada = visitor(local_hub, "ada")
     rule = rule_for(agents.base(agents=2))
     bot = bot_for(rule, token=None)
@@ -523,9 +503,7 @@ def test_without_an_account_rules_can_be_tried(agents: Agents, bot_for: BotFor, 
     assert len(bot.source.try_watcher(rule_data(rule), None).agents) == 2
 
 
-def test_a_trial_tells_of_a_merge_of_what_its_visitor_sees_and_changes_nothing(
-    agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
-) -> None:
+def test_a_trial_tells_of_a_merge_of_what_its_visitor_sees_and_changes_nothing(agents, bot_for, local_hub):
     ada, bob = visitor(local_hub, "ada"), visitor(local_hub, "bob")
     base, names = agents.family(2)
     other, secret = agents.agent(base, card={"tags": ["else"]}), agents.agent(base)
@@ -561,8 +539,6 @@ FILE = {"method": "sar", "calibration": {"data": "/etc/passwd", "prompt": "q", "
         ),
     ],
 )
-def test_a_trial_of_what_is_no_rule_or_names_a_file_is_refused(
-    bot_for: BotFor, changes: dict[str, object], kind: type[HubmergeError]
-) -> None:
+def test_a_trial_of_what_is_no_rule_or_names_a_file_is_refused(bot_for, changes, kind):
     with pytest.raises(kind):
         bot_for().source.try_watcher({**rule_data(rule_for("zoo/base")), **changes}, None)

@@ -7,7 +7,6 @@ import json
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 from urllib.parse import urlsplit
 
@@ -43,7 +42,7 @@ def served(server: tuple[str, SimpleNamespace], inbox: Inbox) -> str:
 
 
 @pytest.mark.parametrize("secret", [None, SecretStr(""), SecretStr("  ")])
-def test_without_a_secret_there_is_no_route(inbox: Inbox, secret: SecretStr | None) -> None:
+def test_without_a_secret_there_is_no_route(inbox, secret):
     with pytest.raises(LoginError, match="needs a secret"):
         webhook_route(secret, inbox)
 
@@ -60,12 +59,12 @@ def test_without_a_secret_there_is_no_route(inbox: Inbox, secret: SecretStr | No
         ({"X-Webhook-Secret": "ÿ" * 10}, 403),
     ],
 )
-def test_a_forged_delivery_is_refused(served: str, inbox: Inbox, headers: dict[str, str], status: int) -> None:
+def test_a_forged_delivery_is_refused(served, inbox, headers, status):
     assert post(served, payload("zoo/agent", SHA), headers)[0] == status
     assert inbox.pending() == {}
 
 
-def test_a_stranger_s_body_is_not_read(served: str) -> None:
+def test_a_stranger_s_body_is_not_read(served):
     """The answer comes before the body: without the secret nobody makes the server hold bytes."""
     parts = urlsplit(served)
     with socket.create_connection((parts.hostname, parts.port), timeout=30) as raw:
@@ -74,12 +73,12 @@ def test_a_stranger_s_body_is_not_read(served: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b"1", b'"x"', b"{", b"\xff\xfe", b"[" * 30_000, b"1" * 30_000])
-def test_what_is_no_json_object_is_refused(served: str, inbox: Inbox, body: bytes) -> None:
+def test_what_is_no_json_object_is_refused(served, inbox, body):
     assert post(served, body)[0] == 400
     assert inbox.pending() == {}
 
 
-def test_a_body_above_the_limit_is_refused_stated_or_not(served: str, inbox: Inbox) -> None:
+def test_a_body_above_the_limit_is_refused_stated_or_not(served, inbox):
     most = {**payload("zoo/agent", SHA), "filler": ""}
     filler = MAX_BODY_BYTES - len(json.dumps(most))
     fits = json.dumps({**most, "filler": "x" * filler}).encode()
@@ -101,7 +100,7 @@ def chunked(url: str, chunks: list[bytes]) -> int:
         connection.close()
 
 
-def test_an_endless_body_ends_at_the_limit(served: str) -> None:
+def test_an_endless_body_ends_at_the_limit(served):
     parts = urlsplit(served)
     with socket.create_connection((parts.hostname, parts.port), timeout=30) as raw:
         head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nX-Webhook-Secret: {SECRET}\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -111,7 +110,7 @@ def test_an_endless_body_ends_at_the_limit(served: str) -> None:
         assert raw.recv(100).startswith(b"HTTP/1.1 413")
 
 
-def test_other_methods_are_not_offered(served: str) -> None:
+def test_other_methods_are_not_offered(served):
     assert post(served, b"", method="GET")[0] == 405
 
 
@@ -137,12 +136,12 @@ def test_other_methods_are_not_offered(served: str) -> None:
         {"repo": None},
     ],
 )
-def test_what_is_no_push_to_main_of_a_model_is_forgotten(served: str, inbox: Inbox, changes: dict[str, Any]) -> None:
+def test_what_is_no_push_to_main_of_a_model_is_forgotten(served, inbox, changes):
     assert post(served, {**payload("zoo/agent", SHA), **changes}) == (202, {"stored": 0})
     assert inbox.pending() == {}
 
 
-def test_a_thousand_refs_in_one_delivery_are_few_rows_wherever_main_stands_among_them(inbox: Inbox) -> None:
+def test_a_thousand_refs_in_one_delivery_are_few_rows_wherever_main_stands_among_them(inbox):
     others = [{"ref": f"refs/heads/b{n}", "newSha": SHA} for n in range(300)]
     refs = [{"ref": "refs/heads/main", "newSha": f"{n:040x}"} for n in range(1000)]
     found = pushes(payload("zoo/agent", SHA, updatedRefs=others + refs))
@@ -151,7 +150,7 @@ def test_a_thousand_refs_in_one_delivery_are_few_rows_wherever_main_stands_among
     assert inbox.receive(found) == 0
 
 
-def test_a_delivery_waits_once_until_it_is_handled(inbox: Inbox) -> None:
+def test_a_delivery_waits_once_until_it_is_handled(inbox):
     old, new = (Push("zoo/agent", c * 40) for c in "ab")
     assert inbox.receive([old, old]) == 1
     handled = list(inbox.pending())
@@ -161,7 +160,7 @@ def test_a_delivery_waits_once_until_it_is_handled(inbox: Inbox) -> None:
     assert inbox.receive([new]) == 0
 
 
-def test_a_delivery_that_cannot_be_kept_is_to_be_sent_again(server: tuple[str, SimpleNamespace]) -> None:
+def test_a_delivery_that_cannot_be_kept_is_to_be_sent_again(server):
     url, kept = server
     kept.receive = Mock(side_effect=DiskError("the job database cannot be written"))
     assert post(url, payload("zoo/agent", SHA))[0] == 503
