@@ -1,8 +1,6 @@
 """What pyproject.toml cannot say: the fast pass in C, which is optional, and the examples and docs, which stand beside
 the package here and lie inside it in a wheel."""
 
-from __future__ import annotations
-
 import runpy
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ What stands outside the markers of the page is written by hand and kept. Targets
 page_figures.py.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ Models are bases, agents and merges of them (and merges of merges), on a suite o
 broken in the ways of the tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

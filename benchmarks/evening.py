@@ -10,8 +10,6 @@ the app; a disk that others fill; and visitors who load every page. Then the fau
 failed, and `benchmarks/evening_audit.py` looks for what was lost. Exit code 1 for any loss.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import random

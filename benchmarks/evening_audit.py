@@ -1,7 +1,5 @@
 """What an evening wrote down, and whether anything was lost: the second half of benchmarks/evening.py."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What an evening runs on: the embedded Hub with its models and faults, a small disk, the app on it, and visitors."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -70,7 +68,7 @@ class Stage:
     def api(self, user: str) -> HfApi:
         return HfApi(self.hub.endpoint, token=self.hub.tokens[user])
 
-    def visitor(self, name: str | None) -> Visitor:
+    def visitor(self, name: str | None) -> "Visitor":
         return Visitor(self.url, self.hub, self.records, name)
 
     # -- before ------------------------------------------------------------------------------------------

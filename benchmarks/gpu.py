@@ -9,8 +9,6 @@ processes, interpreter, imports, hashing and writing included. The shards of bot
 `--json` the document is kept for the page, to which `python -m benchmarks.suite page` adds it on any machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

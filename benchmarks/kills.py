@@ -14,8 +14,6 @@ random time after a random stage has begun, so that short stages are hit as well
 while a run is watched.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -122,7 +120,7 @@ class Bench:
             stderr=stderr,
         )
 
-    def run(self, model: str, target: str, data: Path, moment: Moment | None) -> Run:
+    def run(self, model: str, target: str, data: Path, moment: "Moment | None") -> Run:
         """Start the command and watch it to its end or to the moment at which it is killed."""
         budget = ["--disk-budget", str(DISK_GB[model])] if model in DISK_GB else []
         recipe, started = str(self.root / f"{model}.yaml"), time.monotonic()
@@ -167,7 +165,7 @@ class Bench:
         with urllib.request.urlopen(self.hub.endpoint + path, timeout=30) as answer:
             return json.load(answer)
 
-    def draw(self, undisturbed: Run) -> Moment:
+    def draw(self, undisturbed: Run) -> "Moment":
         if self.random.random() < 0.5:
             return Moment(STAGES[0], self.random.uniform(0, undisturbed.seconds - undisturbed.began[STAGES[0]]))
         stage = self.random.choice(STAGES)

@@ -7,8 +7,6 @@ small Llamas: three agents that move a tenth to a half of the elements, in place
 magnitudes that differ from each other, so that a trim has one answer.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -200,7 +198,7 @@ class Difference:
     different: int  # elements that are not the very same
 
     @classmethod
-    def between(cls, ours: Values, theirs: Values, models: Sequence[Values], bits: int) -> Difference:
+    def between(cls, ours: Values, theirs: Values, models: Sequence[Values], bits: int) -> "Difference":
         """`bits`: of the significand that the results are stored with (24 for float32, 8 for bfloat16)."""
         if ours.keys() != theirs.keys():
             raise ValueError(f"other tensors: {sorted(ours.keys() ^ theirs.keys())}")

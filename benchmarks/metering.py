@@ -5,8 +5,6 @@ here looks at the disk and, if told so, at the memory that the machine has left:
 before the machine suffers. `Suite` is where the files lie and how often things are measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The figures of docs/benchmarks.md: bars beside mergekit, and lines."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The targets of docs/benchmarks.md beside what was measured; what was not has a row that says so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """The parts of docs/benchmarks.md beside the comparison with mergekit (side_by_side.py): one function per section."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`hubmerge` with small output shards, so that a small model has several: python -m benchmarks.several_shards …"""
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import partial

@@ -5,8 +5,6 @@ holds the largest tensor many times over (RAM 60 bytes per element of it, TIES 4
 that says why.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@ the merge's, and during the last time as many bytes as the output has are hashed
 the page cache where the file system can, but by all cores. Prints one JSON object.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -13,8 +13,6 @@ time is kept, with its own wall time. Streams and their floors, which are compar
 times each at least, and the one with the least wall time is kept.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

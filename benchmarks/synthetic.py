@@ -6,8 +6,6 @@ The base is normal noise in bf16; an agent moves the given share of the elements
 place, which is what RL fine-tuning typically leaves in bf16. Made chunk by chunk, so memory stays small.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

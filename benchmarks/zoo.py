@@ -8,8 +8,6 @@ by itself and counts, and by `hubmerge.evaluation` (lighteval in its own process
 code 1 if any count differs. With `--limit` nothing is written but the counts on the terminal.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

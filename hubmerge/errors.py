@@ -5,8 +5,6 @@ later without a change by the user. engine/distributed.py and workflows/jobs/job
 E_PROCESS, E_FENCE, E_JOB and E_BUSY.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar

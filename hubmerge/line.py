@@ -11,8 +11,6 @@ Processes that torchrun started together call the same functions together (engin
 and manifest and makes the commit, and all processes get its result.
 """
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence

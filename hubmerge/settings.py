@@ -3,8 +3,6 @@
 Nothing else in the project reads `os.environ`; stages receive what they need as arguments.
 """
 
-from __future__ import annotations
-
 import os
 import site
 from collections.abc import Mapping

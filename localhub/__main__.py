@@ -1,7 +1,5 @@
 """Run the local Hub: `python -m localhub --port 0 --data DIR [--zoo] [--users FILE] [--faults]`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

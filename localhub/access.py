@@ -8,8 +8,6 @@ A token can only take away: `read` tokens write nothing, an OAuth token allows w
 and reaches only those organisations that the person picked when signing in.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Accounts: whoami, and who is let into gated repos."""
 
-from __future__ import annotations
-
 from localhub.access import Repo, orgs_shown
 from localhub.http_errors import bad_request, not_found
 from localhub.protocol import Call, Json, Router, optional_text, text_of

@@ -4,8 +4,6 @@ Raw HTML stays text, save for bare `<details>` and `<summary>`, which cards fold
 web or to a file of the repo; an image is a file of the repo, and any other image becomes a link to it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from html import escape

@@ -5,8 +5,6 @@ allowed; lines may end as on any system. Aliases in the YAML are refused, becaus
 gigabytes of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

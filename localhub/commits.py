@@ -6,8 +6,6 @@ with the expected parent, applies the operations to the head's tree, writes the 
 queues the webhooks. A mistake in any line leaves the repo as it was.
 """
 
-from __future__ import annotations
-
 import base64
 from collections import defaultdict
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ puts the changes between the point where it left the base and its head onto the 
 that both sides changed differently is a conflict.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 

@@ -1,7 +1,5 @@
 """The faults that can be switched on, as values, and the client that sets them; docs/localhub.md explains each."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

@@ -9,8 +9,6 @@ has no word for that; uvicorn's `receive` is a method of an object that has the 
 has hung up.
 """
 
-from __future__ import annotations
-
 import array
 import asyncio
 import contextlib

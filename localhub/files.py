@@ -5,8 +5,6 @@ keyed by it is content-addressed, and `X-Repo-Commit` names the commit that the 
 uploaded is never served as a page that could run scripts next to the sign-in form.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mimetypes
 from collections import defaultdict

@@ -4,8 +4,6 @@ The client reads the headers `X-Error-Code` and `X-Error-Message` and the JSON b
 exception it raises.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -6,8 +6,6 @@ object belongs to the repos to which it was uploaded. So nobody can commit, by i
 never had. A URL takes its content again, so that a client whose answer was lost can repeat itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

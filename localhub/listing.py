@@ -5,8 +5,6 @@ and never leaks. Filters of the real Hub that a local one does not know (who ser
 parameters, what a Space uses) are refused rather than ignored.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

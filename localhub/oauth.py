@@ -12,8 +12,6 @@ A redirect goes only to the hosts of the registered application, and the consent
 request id, so no foreign page can submit it.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -3,8 +3,6 @@
 Everything shown comes from users and is escaped or, as a card, made harmless (card_html.py); no page runs a script.
 """
 
-from __future__ import annotations
-
 from html import escape
 from urllib.parse import quote
 

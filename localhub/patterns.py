@@ -4,8 +4,6 @@ A pattern without a slash (but for a trailing one) matches at any depth; one wit
 a segment nothing is known: a `*` crosses slashes, as `**` does.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from functools import lru_cache

@@ -4,8 +4,6 @@ The child prints one line of JSON when it listens. It stops when it is told to, 
 gone, however that ended: the child watches for the change of its parent.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -43,7 +41,7 @@ class LocalHubProcess:
         self.tokens: dict[str, str] = {}
         self.oauth: dict[str, str] = {}
 
-    def start(self) -> LocalHubProcess:
+    def start(self) -> "LocalHubProcess":
         process = subprocess.Popen(
             [*self._command, "--parent", str(os.getpid())],
             cwd=_PACKAGE_ROOT,  # so that the child finds this package wherever it was started from
@@ -88,7 +86,7 @@ class LocalHubProcess:
             self._process.communicate()  # waits for it and closes its output
             self._process = None
 
-    def __enter__(self) -> LocalHubProcess:
+    def __enter__(self) -> "LocalHubProcess":
         return self.start()
 
     def __exit__(self, *error: object) -> None:

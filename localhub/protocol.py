@@ -11,8 +11,6 @@ see a `Call`: the matched parts, the caller's identity, the body and the storage
 unless its route says otherwise, so that what it has checked still holds when it reads on or writes.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import json

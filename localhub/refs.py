@@ -1,7 +1,5 @@
 """Branches, tags, history, and the rewriting of history: super-squash and the removal of large files."""
 
-from __future__ import annotations
-
 import re
 
 from starlette.responses import Response

@@ -3,8 +3,6 @@
 Every change is one transaction that also queues the webhook deliveries it causes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

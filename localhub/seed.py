@@ -8,8 +8,6 @@ one suite name the same revisions. Their organisations belong to a user who has 
 namespaces grows by them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import sqlite3

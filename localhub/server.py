@@ -7,8 +7,6 @@ Only requests whose Host header is a loopback name are answered: a page on the w
 to 127.0.0.1 could otherwise talk to this server as if it were its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

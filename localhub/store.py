@@ -9,8 +9,6 @@ Writers are serialised by one lock and `BEGIN IMMEDIATE`, so check-then-update (
 name) is one step. Readers have a connection per thread and see the last committed state.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

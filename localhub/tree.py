@@ -9,8 +9,6 @@ files, however long the history is. Trees in use are kept in memory.
 `Entry.commit` is the last commit that touched the path; replaying gives it for free.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

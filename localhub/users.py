@@ -4,8 +4,6 @@ These are configuration, not state: they come from `default_users()` or from a J
 change while the server runs. Tokens that OAuth hands out are state and live in the store.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

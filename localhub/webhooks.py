@@ -6,8 +6,6 @@ outcome. A receiver that does not answer 2xx is tried again after 1, 4 and 16 se
 A restart goes on with what is pending, so a receiver may see a delivery twice.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import math

@@ -5,8 +5,6 @@ that name every file by its Xet hash and its sha256. A commit asks for a file by
 together from its chunks. So a client on this machine uploads by the same code as to huggingface.co.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Results made up by hand: models, merges of them, and failed runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ A tensor is a `T`: its safetensors dtype and its elements as they are stored (BF
 compared; `f32(t)` gives the values. Conversions go through ml_dtypes, never through hubmerge.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +56,7 @@ class T:
         """The elements in a dtype that numpy computes with (ml_dtypes for bfloat16)."""
         return self.raw.view(COMPUTE[self.dtype])
 
-    def same_bits(self, other: T) -> bool:
+    def same_bits(self, other: "T") -> bool:
         return (self.dtype, self.shape) == (other.dtype, other.shape) and self.raw.tobytes() == other.raw.tobytes()
 
 

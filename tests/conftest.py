@@ -3,8 +3,6 @@
 `local_hub` has no faults; `faulty_hub` has switches, all of them off when a test begins. `line` is a merge on it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Datasets on a Hub as anybody makes them who may write there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from huggingface_hub import CommitOperationAdd, HfApi

@@ -1,7 +1,5 @@
 """The whole line in this process: a merge of a small family from the Hub with fault switches to a folder or back."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

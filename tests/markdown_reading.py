@@ -1,7 +1,5 @@
 """Markdown as the Hub's pages read it at most: what of it does more than show text, and how it is built."""
 
-from __future__ import annotations
-
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 

@@ -4,8 +4,6 @@ They read like the formulas of docs/methods.md. Arithmetic is float32 as the pro
 sorting, random draws from SplitMix64 written with Python's integers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence

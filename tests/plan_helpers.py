@@ -1,7 +1,5 @@
 """Models that exist only as their headers, plans over them, and what every plan's layout must hold."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

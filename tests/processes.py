@@ -1,8 +1,6 @@
 """Commands and scripts in processes of their own, since libraries read their settings when they are imported; threads
 that a test waits for."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

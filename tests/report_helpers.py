@@ -1,7 +1,5 @@
 """Reports for tests: the hand-made one of tests/data, and ones of any number of agents."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ with ScriptedHub({"config.json": b"{}", "model.safetensors": content}) as server
     Hub(server.endpoint).read_range(server.repo, server.sha, "model.safetensors", 0, 8)
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

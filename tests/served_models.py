@@ -1,7 +1,5 @@
 """A model in a folder, a server that has it, and a Hub's client of that server, which does not wait."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path

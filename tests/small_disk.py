@@ -1,7 +1,5 @@
 """A file system of its own that is soon full."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How models are opened and read; fp8 checkpoints and LoRA adapters as their writers leave them, with oracles."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run the streaming merge on small folders and look at its bytes."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tasks of our own, asked and scored as an evaluation does it."""
 
-from __future__ import annotations
-
 import json
 
 from hubmerge.evaluation.tasks import registry

@@ -1,7 +1,5 @@
 """Documentation that is executed: the method page is current, named paths exist, examples run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/limits.md against the code: it has every bound with its value, and its tests exist."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """The shape of the code base: who may import what, and how long a module may be."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

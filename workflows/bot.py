@@ -3,8 +3,6 @@
 There is a route for webhooks only where a secret is set; without one, polls alone find new agents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

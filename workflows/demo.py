@@ -1,7 +1,5 @@
 """The demo: an embedded Hub with the example agents, and the same app as on the Space."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -4,8 +4,6 @@ The page and the API retry a job for its signed-in owner. This command is for th
 the jobs of the bot, which belong to the account of HF_TOKEN.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from typing import Any

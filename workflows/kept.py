@@ -1,7 +1,5 @@
 """Answers that are kept for some seconds, so that a page which asks again and again costs one question."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Hashable

@@ -7,8 +7,6 @@ comparisons have workers of their own: no merge waits for an evaluation, and no 
     HUBMERGE_RULES     a folder of watcher rules; HF_TOKEN is the account that the bot acts with
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -6,8 +6,6 @@ A score and the answers behind it are public, so only a model that everybody may
 at with the visitor's own sign-in, so that nobody learns through the bot's account whether a model exists.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

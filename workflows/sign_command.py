@@ -4,8 +4,6 @@ Without ids it lists the entries and whether a believed key signed them. An id f
 so what is signed is what was listed, even if somebody has changed the file meanwhile.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -25,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ids", nargs="*", metavar="ID", help="entries to sign; none: list them")
 
 
-def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
+def run_cli(arguments: Any, settings: Settings, hub: "Hub") -> int:
     """Sign the named entries, then list all."""
     # imported here, since every command builds this one's parser
     from hubmerge.board.files import entries_of, with_signatures
@@ -61,7 +59,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
     return 0
 
 
-def _opened(named: str, hub: Hub) -> tuple[dict[str, bytes], Collection[str], _Write]:
+def _opened(named: str, hub: "Hub") -> tuple[dict[str, bytes], Collection[str], _Write]:
     """The file of flags, if there is one, the keys that the dataset publishes, and how files are written there."""
     from hubmerge.board.files import FLAGS, MAX_FLAGS_BYTES, results_folder
     from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, folder_keys, parse_keys

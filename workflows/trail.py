@@ -1,7 +1,5 @@
 """A job as a page shows it: what happened to it so far, how long the rest usually takes, and its evaluations."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 What a job's record or a stranger's file holds is untyped JSON; the functions below look each value up with care.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import suppress

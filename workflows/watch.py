@@ -5,8 +5,6 @@
 (neither)   polls until it is interrupted, and runs the jobs
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
@@ -37,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=whole(1, 86_400), default=300, metavar="S", help=words)
 
 
-def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
+def run_cli(arguments: Any, settings: Settings, terminal: "Terminal") -> int:
     """Exit code 0, or 1 where a rule's turn was not possible."""
     require_linux("the bot")
     # imported here, since every command builds this one's parser
@@ -71,7 +69,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     return int(any(turn.error is not None for turn in turns))
 
 
-def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings) -> int:
+def _watch(bot: "Bot", rules: "tuple[RuleHead, ...]", settings: Settings) -> int:
     from workflows.jobs.process import set_up_logging, told_to_stop
     from workflows.serve import WorkerProcess
 
@@ -88,7 +86,7 @@ def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings) -> int:
     return 0
 
 
-def _document(turn: Turn, dry_run: bool) -> dict[str, Any]:
+def _document(turn: "Turn", dry_run: bool) -> dict[str, Any]:
     planned = turn.decision.merge
     return {
         "rule": turn.rule,

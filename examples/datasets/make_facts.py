@@ -7,8 +7,6 @@ together; each row has its supporting paragraphs among eight others. Names are u
 answer. The output is a function of this file alone.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

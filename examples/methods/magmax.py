@@ -5,8 +5,6 @@ Deviations: an agent's weight multiplies its update first; where several are equ
 the order of the agents does not matter.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from hubmerge.methods.base import Method, Paper, Scope

@@ -5,8 +5,6 @@
 Text and numbers cannot disagree: nothing measured is typed here.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

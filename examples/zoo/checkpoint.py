@@ -5,8 +5,6 @@ another tokenizer. `load` goes through AutoModelForCausalLM and AutoTokenizer, a
 and refuses a checkpoint whose keys do not match the architecture, which transformers itself only logs.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -16,8 +16,6 @@ number of steps or the machine. Within the dev and test files prompts are unique
     python examples/zoo/domains.py --out examples/zoo/eval       # writes the six files again, same bytes
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

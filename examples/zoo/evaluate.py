@@ -6,8 +6,6 @@ A MODEL is a local folder or a Hub id. Prompts are padded on the left and comple
 counts when its words are the words of the answer. The standard error is that of a binomial proportion.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

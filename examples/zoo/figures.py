@@ -7,8 +7,6 @@ float32, exceeds EPSILON in absolute value; `unique` is the share that only this
 is the share that exactly k agents changed. Accuracies are exact matches of greedy completions in float32.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -46,7 +44,7 @@ class Figures:
         return json.dumps(asdict(self), indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Figures:
+    def from_json(cls, text: str) -> "Figures":
         raw = json.loads(text)
         raw["changed_by"] = tuple(raw["changed_by"])
         raw["scores"] = {

@@ -23,8 +23,6 @@ One thread and fixed seeds: the same machine gives the same bytes; another one m
 other weights of about the same accuracy. That is why the checkpoints are shipped.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import random

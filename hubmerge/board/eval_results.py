@@ -9,8 +9,6 @@ its target, or by a name that it had until it was renamed. If README.md is not w
 edited (or made by another version). It is then left as it is, together with hubmerge.json.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping

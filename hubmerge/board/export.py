@@ -5,8 +5,6 @@ that does gets a quote in front, in headings too, and so does what follows a sem
 comma is the decimal sign, these end a cell. Numbers are written as numbers.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -10,8 +10,6 @@ is signed by itself (hubmerge/evaluation/signing.py): one that a stranger adds s
 known, an entry that none signed is not applied. Where none is known, all entries count alike.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -9,8 +9,6 @@ Results that a trusted key signed decide where there are some (standing.py). Aga
 commit that was merged count, under the same suite, version and split.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict

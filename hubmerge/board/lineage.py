@@ -5,8 +5,6 @@ same commit, all of them count: naming fewer must not shake off a flag. The grap
 cycles and chains of any length, and their flags repeat, so nothing recurses and what is listed is capped.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 

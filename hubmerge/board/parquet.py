@@ -5,8 +5,6 @@ as it is, with its git blob id, so that ten thousand results are loaded with one
 ids (results_dataset.py), because the JSON files are the truth.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Mapping

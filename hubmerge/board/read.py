@@ -1,7 +1,5 @@
 """The board of a results dataset on the Hub, or of a folder: for the command line and for `import hubmerge`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +21,8 @@ def leaderboard(
     *,
     suite: str | None = None,
     suite_version: str | None = None,
-    split: Split = "test",
-    hub: Hub | None = None,
+    split: "Split" = "test",
+    hub: "Hub | None" = None,
 ) -> Board:
     """The board of a results dataset on the Hub, or of a folder with `results/` in it; by default, of HUBMERGE_RESULTS,
     else of `results-dataset` in the data folder.

@@ -7,8 +7,6 @@ read; when main has moved meanwhile everything is read and rebuilt again, so not
 lost answer to a commit shows as a result that is already there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

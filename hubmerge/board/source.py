@@ -4,8 +4,6 @@ While the Hub does not answer, the last board stays. Before the first board, a v
 yet, and not every visitor asks the Hub again, since a waiting thread cannot show other pages.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

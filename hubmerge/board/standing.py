@@ -5,8 +5,6 @@ Community results, which no trusted key signed, are listed beside signed ones on
 who ran something (hubmerge/evaluation/signing.py): with `git push` whoever may write to a repo can write any author.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 

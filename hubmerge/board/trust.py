@@ -6,8 +6,6 @@ So keys.json is believed once: a file of the reader keeps its keys of the first 
 believed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The leaderboard as frozen values: a board per suite, a row per model at a commit, a line per domain and task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

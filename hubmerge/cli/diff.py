@@ -1,7 +1,5 @@
 """`hubmerge diff BASE AGENT`: what a training changed, as tables, as JSON and as a figure (docs/diff.md)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Prints a table of the scores; `--out` writes the result as it goes into a result
 beside it. Run again after a stop, it goes on from what was generated. Exit code 1 when the run failed.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from tempfile import TemporaryFile

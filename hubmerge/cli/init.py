@@ -3,8 +3,6 @@
 It opens the models as a merge would, so it can say beside the recipe at once what speaks against the merge.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

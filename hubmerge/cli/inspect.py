@@ -1,7 +1,5 @@
 """`hubmerge inspect RECIPE`: what headers alone tell of a merge or of a sweep, as a table or as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`hubmerge leaderboard [--results REPO|DIR] [--suite S] [--json | --csv]`: the board from result files alone."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -6,8 +6,6 @@ With `--log-json` progress goes to stderr as JSON lines. Imports stay inside the
 not pay for what they do not use.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import json

@@ -6,8 +6,6 @@ With `--null-sink` the output's shards are counted, hashed and dropped. The repo
 output, and what else belongs to a merge lies in a temporary folder meanwhile.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -2,8 +2,6 @@
 docs/methods.md, which is generated from the registry (`python -m hubmerge.cli.methods > docs/methods.md`).
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import asdict

@@ -3,8 +3,6 @@
 Every command builds the parser of all, so nothing here imports what a command needs to run.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable
@@ -87,7 +85,7 @@ def add_stream_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--disk-budget", type=gigabytes, metavar="GB", help=words)
 
 
-def stream_options(arguments: Any, settings: Settings) -> StreamOptions:
+def stream_options(arguments: Any, settings: Settings) -> "StreamOptions":
     """The values of `add_stream_options`' arguments; DeviceError where a GPU is asked for and there is none."""
     from hubmerge.engine.options import StreamOptions
 

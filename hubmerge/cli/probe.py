@@ -1,7 +1,5 @@
 """`hubmerge probe RECIPE`: the statistics of a recipe's agents, as a table or as JSON (docs/statistics.md)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hubmerge.cli.options import stream_options

@@ -1,7 +1,5 @@
 """`hubmerge publish FOLDER REPO`: a finished merge to a repo on the Hub, in one commit."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -13,8 +13,6 @@ Run again after a kill: merges resume from their journals, at the commits that t
 from their answers, and what is published or recorded is found again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -112,7 +110,7 @@ class _Run:
     def target(self, end: str = "") -> Target:
         return Target(self.arguments.to + end, self.arguments.private, self.arguments.public)
 
-    def dataset(self) -> ResultsDataset | None:
+    def dataset(self) -> "ResultsDataset | None":
         """Where scores are recorded; None: nowhere."""
         if not self.settings.results_repo or self.arguments.evaluate is None:
             return None
@@ -248,7 +246,7 @@ class _Run:
         self.terminal.say(text, pick=chosen)
         return chosen, work, unfinished
 
-    def _choice_at(self, commit: str, suite: PinnedSuite, sweep: str) -> dict[str, Any]:
+    def _choice_at(self, commit: str, suite: "PinnedSuite", sweep: str) -> dict[str, Any]:
         """What the target says of the choice that it holds; {} where that was another suite's, or another sweep's."""
         with suppress(SourceNotFoundError, FormatError, ValueError, LookupError, TypeError, RecursionError):
             known = json.loads(self.hub.read_file(self.arguments.to, commit, "pick.json"))
@@ -269,5 +267,5 @@ def _scores(workdir: Path) -> dict[str, list[float]]:
     }
 
 
-def _as_data(found: Pick) -> dict[str, Any]:
+def _as_data(found: "Pick") -> dict[str, Any]:
     return {**asdict(found), "scores": [{**asdict(s), "tied": s.tied} for s in found.scores]}

@@ -1,7 +1,5 @@
 """`hubmerge sensitivity MODEL --data FILE --prompt COLUMN --answer COLUMN --out FILE`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import ValidationError

@@ -3,8 +3,6 @@
 `--pin` asks the Hub for the commit of every dataset without a pin and writes it into the suites' file.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from hubmerge.cli.terminal import Terminal

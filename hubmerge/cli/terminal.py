@@ -4,8 +4,6 @@ No stage is silent for long. While a stage reports nothing new, a thread says wh
 taken: the clock of the bar moves on, JSON has a `waiting` line, and a log has a line after 2 s, 4 s, 8 s, …
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -9,8 +9,6 @@ Products of matrices (`merge_whole`) are a device's wherever there is one, forty
 cores. Their last bits are the device's own.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 """How pass.c becomes a library. setup.py runs this file before anything else is installed, so that it imports nothing
 but Python's own."""
 
-from __future__ import annotations
-
 import importlib.util
 import platform
 import shutil

@@ -16,8 +16,6 @@ by the path that every merge takes, with one warning. What is wrong with an inpu
 device has work for (backend.py) are bursts.
 """
 
-from __future__ import annotations
-
 import copyreg
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The work on one chunk, an element range of one tensor: from stored inputs to stored output, in any thread."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

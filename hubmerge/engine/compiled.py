@@ -6,8 +6,6 @@ the source, the flags and the compiler. Libraries there are trusted as far as th
 there can write what is run.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

@@ -15,8 +15,6 @@ usually by a few 2⁻²⁴; the errors of blocks are independent of each other. 
 scaled by the largest update of all agents: there, what lies 2⁻¹⁰⁰ below that is lost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar

@@ -12,8 +12,6 @@ of a machine without a compiler. What equal bits rest on, on any device:
 The bits of a NaN differ between devices. They reach no file: a NaN in an input or the output ends the merge.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self

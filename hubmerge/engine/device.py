@@ -10,8 +10,6 @@ the device's own is raised then, as it is a mistake of ours. torch, which takes 
 where the machine shows a device that there is work for.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -74,7 +72,7 @@ def require_cuda() -> None:
 
 def open_engine(
     options: StreamOptions, agents: int, trials: Sequence[tuple[Rule, str]], whole: int, host: ModuleType, warn: Warn
-) -> tuple[Engine | None, dict[str, Any]]:
+) -> "tuple[Engine | None, dict[str, Any]]":
     """The options' device, once it has passed its trials; `host` is the module that does the same on the CPU.
 
     `trials`: rules of chunks, each with the output's dtype; empty: it gets no chunks. `whole`: the bytes that the
@@ -115,7 +113,7 @@ def open_engine(
     return engine, {}
 
 
-def _place(local_rank: int) -> torch.device | None:
+def _place(local_rank: int) -> "torch.device | None":
     """Processes of one machine take its devices in turn."""
     require("gpu", "a CUDA device")
     import torch
@@ -131,7 +129,7 @@ class Engine:
     `host`: the module that does the same on the CPU. `memory_bytes`: 0 for all that is free.
     """
 
-    def __init__(self, device: torch.device, host: ModuleType, *, memory_bytes: int) -> None:
+    def __init__(self, device: "torch.device", host: ModuleType, *, memory_bytes: int) -> None:
         """A CUDA device must have an index: without one, some of torch's functions refuse it and others take the
         thread's current device."""
         import torch
@@ -211,7 +209,7 @@ class Engine:
         with self._products():
             return np.asarray((self._there(x, "F32") @ self._there(y, "F32")).cpu().numpy())
 
-    def _there(self, stored: NDArray[Any], dtype: str) -> torch.Tensor:
+    def _there(self, stored: NDArray[Any], dtype: str) -> "torch.Tensor":
         """A copy on the device."""
         import torch
 
@@ -244,7 +242,7 @@ class Engine:
         return on_host()
 
     @contextmanager
-    def _lane(self) -> Iterator[Lane]:
+    def _lane(self) -> "Iterator[Lane]":
         lane = self._lanes.get()
         try:
             yield lane

@@ -12,8 +12,6 @@ Nothing is reduced in floating point, so no sum depends on how many processes th
 never pickled objects: the port of a process group is open to whoever can reach it.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ A chunk costs a few dozen microseconds of Python beside its arithmetic, in which
 a thread is made once. ctypes calls without the interpreter's lock.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from ctypes import Structure, addressof, c_double, c_int64, c_uint64, c_void_p

@@ -11,8 +11,6 @@ A kill tears the last line, a full disk may leave half a line before a whole one
 leave zeros. What comes after the first line that is not sound is as if it had never been written: it is repeated.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -92,7 +90,7 @@ class Journal:
         return journal
 
     @staticmethod
-    def verify(journals: Sequence[Journal], tell: Callable[[int, int], None]) -> None:
+    def verify(journals: "Sequence[Journal]", tell: Callable[[int, int], None]) -> None:
         """Read all shards that are files, and believe no longer in those that have other bytes than their lines say.
 
         `tell(done, total)` is told bytes of all of them, in this thread, and may raise to break it off.

@@ -17,8 +17,6 @@ is: coming back from a stream, torch would otherwise open a context on the first
 machine would hold memory there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

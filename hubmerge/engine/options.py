@@ -1,7 +1,5 @@
 """How a merge is done, as plain data: no field changes a bit of the result."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

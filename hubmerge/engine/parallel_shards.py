@@ -6,8 +6,6 @@ no faster than its bytes are hashed. So machines with more cores than one shard 
 is the same.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

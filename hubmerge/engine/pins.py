@@ -5,8 +5,6 @@ included, so that a file beside it, named by recipe and target, leads from the c
 recipe names by a commit is never taken at another one, and local folders have no other versions to go on with.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

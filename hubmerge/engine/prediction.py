@@ -8,8 +8,6 @@ Time is the elements that are read, at a rate that is measured on this machine i
 of matrices of whole tensors. Fetching and publishing depend on the network and are left out, as sensitivities are.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Sequence
@@ -62,7 +60,7 @@ class Machine:
     input_bytes: int | None = None  # what fetched inputs may take on its disk; None: as much as they are
 
     @classmethod
-    def here(cls, *plans: Plan) -> Machine:
+    def here(cls, *plans: Plan) -> "Machine":
         """This machine, as far as the process may use it for `plans` together."""
         outputs = sum(output_need(plan, uploaded=False) for plan in plans)
         free = shutil.disk_usage(Path.cwd()).free - DISK_MARGIN_BYTES - outputs

@@ -5,8 +5,6 @@ ranges. The counts are those of a probe of these elements alone. The bytes are n
 for which the files would have to be read whole: a preview decides nothing that is published.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context

@@ -1,7 +1,5 @@
 """How far the line is: its observer, and the way there from the stream and the cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 

@@ -4,8 +4,6 @@ Each of several processes has a journal of its own beside rank 0's, and at its s
 So a merge that was killed goes on with any number of processes: a shard that a process cannot see is made again.
 """
 
-from __future__ import annotations
-
 import secrets
 import shutil
 from collections.abc import Callable, Sequence

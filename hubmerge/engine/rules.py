@@ -1,7 +1,5 @@
 """What a recipe does to the elements of one tensor."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import wraps

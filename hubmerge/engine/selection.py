@@ -8,8 +8,6 @@ lower halves are counted within the key in a second pass. No sample, no sort: th
 is a few histograms of 65,536 bins per agent and thread. pass.c does the counting of both passes, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

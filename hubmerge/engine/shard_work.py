@@ -12,8 +12,6 @@ group of tensors, whose inputs still lie in the page cache, is counted before it
 No bit of the result depends on the groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -126,7 +124,7 @@ class Step(NamedTuple):
     """A chunk to be counted, or merged by `rules`, one per output (None: the tensor is copied)."""
 
     chunk: Chunk
-    counting: Counting | None
+    counting: "Counting | None"
     rules: Sequence[Rule | None] = ()
 
 

@@ -5,8 +5,6 @@ with its sha256 and tallies. A resumed merge believes no shard that has other by
 is complete if and only if `hubmerge.json` is there: it is written last and removed first.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

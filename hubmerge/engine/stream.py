@@ -12,8 +12,6 @@ or on the number of threads: the kernel is element-wise, randomness is a functio
 have an order of their own (counting.py). What one chunk is and how it is worked on: chunks.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 In both at most a few items are in flight, so that memory does not grow with the model or its largest tensor.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -8,8 +8,6 @@ what does not is gathered in one piece of memory. What is left at the end, less 
 does everything where direct writing is refused.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -3,8 +3,6 @@
 A merge that was cut short and resumed says what its last run took, and that there were earlier ones.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The merge has this one agent, so it is W + s·B·A in float32, rounded once to t
 adapter's where its repo has one, else the base's.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

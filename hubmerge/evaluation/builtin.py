@@ -10,8 +10,6 @@ plain text. Answers are graded by lighteval's own functions in `sandbox.py`, on 
 an answer compiles, calls and captures what is printed; the other one, where no answer runs, compares.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import importlib

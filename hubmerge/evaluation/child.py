@@ -6,8 +6,6 @@ The process is confined before it touches anything heavy or foreign. lighteval i
 gradients off for the whole process, takes SIGALRM for itself and takes more than ten seconds to import.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

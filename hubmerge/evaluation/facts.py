@@ -4,8 +4,6 @@ Anybody can put a hubmerge.json into a repo. It is believed only where the repo 
 their sha256. Each field is checked by itself, so a malformed one costs that field and not the evaluation.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress

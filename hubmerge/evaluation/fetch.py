@@ -8,8 +8,6 @@ without the network. A folder's name holds all that its content depends on (the 
 many rows). So runs can share a store of folders, and one that exists is right and not fetched again.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

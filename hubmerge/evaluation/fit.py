@@ -5,8 +5,6 @@ stored one, bfloat16 where that is wider and does not fit, or none; on the CPU b
 the process that sees its memory. Where another program may have ended a run, it is tried once more.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

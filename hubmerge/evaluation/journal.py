@@ -7,8 +7,6 @@ holds one whole batch and is written at once. So a resumed run makes the same ba
 one that was never stopped. A line torn by a kill is dropped.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

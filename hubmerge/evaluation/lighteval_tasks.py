@@ -6,8 +6,6 @@ configuration with a metric that calls `task.score`, and built-in ones from thei
 folders that the fetching process filled, never from the network.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ transformers fills tensors that a checkpoint lacks with random numbers and only 
 load. Decoding is always greedy: of what a repo says of it, only the tokens that end an answer count.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path

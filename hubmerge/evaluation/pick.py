@@ -9,8 +9,6 @@ Choosing the largest of several noisy figures makes the chosen one look too good
 figures is a score: the chosen variant is measured again on rows that had no part in choosing.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

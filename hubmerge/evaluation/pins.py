@@ -6,8 +6,6 @@ documents. So the digest may change with data that no task reads, but it always 
 The way in which rows are parsed counts too: the subset's entry in `configs`, and its features in `dataset_info`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile
@@ -42,7 +40,7 @@ class DatasetPin(BaseModel):
     content: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # `dataset_digest` of it
 
     @model_validator(mode="after")
-    def _pins_something(self) -> DatasetPin:
+    def _pins_something(self) -> "DatasetPin":
         if self.revision is None and self.content is None:
             raise ValueError("a revision or a content is needed")
         return self

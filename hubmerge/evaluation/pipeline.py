@@ -5,8 +5,6 @@ questions are sorted by the length of their prompts and cut into batches, always
 the journal is not generated again. Generation is lighteval's `greedy_until`, scoring its `_compute_metrics`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ it was evaluated), so the leaderboard can be rebuilt from result files alone. A 
 no scores: a missing number is never a zero.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -99,7 +97,7 @@ class TaskScore(_Frozen):
     dataset_revision: Name  # commit sha
 
     @model_validator(mode="after")
-    def _not_more_than_all(self) -> TaskScore:
+    def _not_more_than_all(self) -> "TaskScore":
         if self.truncated is not None and self.truncated > self.samples:
             raise ValueError("more prompts were truncated than asked")
         return self
@@ -188,7 +186,7 @@ class EvaluationResult(_Frozen):
     signature: Signature | None = None
 
     @model_validator(mode="after")
-    def _ends_one_way(self) -> EvaluationResult:
+    def _ends_one_way(self) -> "EvaluationResult":
         if self.status == "done" and (not self.tasks or self.error is not None):
             raise ValueError("a run that is done has scores and no error")
         if self.status == "failed" and (self.tasks or self.error is None):

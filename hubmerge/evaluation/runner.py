@@ -14,8 +14,6 @@ confined, a cancellation. A run that was killed, or ran out of memory or time, r
 since another program on the machine can cause this. If the next run gets no further, the model is to blame.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

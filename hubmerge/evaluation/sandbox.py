@@ -16,8 +16,6 @@ doubt a score. A test that passes a function or an object of its own class to th
 one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

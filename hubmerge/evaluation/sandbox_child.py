@@ -8,8 +8,6 @@ types, one of these types, or the number of an object that stays there. So forei
 replace a builtin, or reach the pipe that carries the verdict. A name of Python's builtins is always Python's.
 """
 
-from __future__ import annotations
-
 import base64
 import builtins
 import importlib
@@ -57,7 +55,7 @@ def main() -> None:
 # --- the tests' side ---------------------------------------------------------------------------------------
 
 
-def _test(channel: Channel, tests: str, given: str, verdict_fd: int) -> None:
+def _test(channel: "Channel", tests: str, given: str, verdict_fd: int) -> None:
     try:
         assert channel.receive() == ["ready"]
         os.write(verdict_fd, b"ready\n")
@@ -73,7 +71,7 @@ def _test(channel: Channel, tests: str, given: str, verdict_fd: int) -> None:
 class _Names(dict[str, Any]):
     """The tests' module: their own names, then Python's, then the solution's."""
 
-    def __init__(self, solution: Asked, theirs: list[str], **own: str) -> None:
+    def __init__(self, solution: "Asked", theirs: list[str], **own: str) -> None:
         super().__init__(__name__="tests", __builtins__=builtins, **own)
         self._solution = solution
         self._theirs = frozenset(theirs) - set(vars(builtins))
@@ -87,7 +85,7 @@ class _Names(dict[str, Any]):
 class Asked:
     """The solution as the tests' process asks it."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: "Channel") -> None:
         self._channel = channel
         self._objects: dict[int, _Elsewhere] = {}
 
@@ -179,7 +177,7 @@ class _Elsewhere:
 class Solution:
     """Generated code in a module of its own, and what it is asked for. Nothing here is out of that code's reach."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: "Channel") -> None:
         self._channel = channel
         self._module = types.ModuleType("solution")
         self._objects: list[Any] = []

@@ -11,8 +11,6 @@ every right that this kernel knows, so that all are refused, and allows reading 
 other processes' memory, environment and (from ABI 6) keeps signals inside.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

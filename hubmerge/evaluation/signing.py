@@ -12,8 +12,6 @@ the version of the suite under which it was made.
 Checking and signing need `cryptography`; nothing here imports it before it is needed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from typing import Any, Literal

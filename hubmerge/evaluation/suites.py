@@ -6,8 +6,6 @@ does the version, and old scores are measured again rather than compared. A comm
 of a dataset's card) changes no version. The commit is stated all the same, and pins.yaml says which one it has to be.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Collection, Mapping

@@ -9,8 +9,6 @@ PROMPT_S. Its output is limited too. If a template fails, the model cannot be ev
 may be to blame, because it killed the process or did not let it run in time, the error is another one.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -3,8 +3,6 @@
 A file is taken from it at exactly the pinned commit, and a shard only after its sha256 was compared.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cached_property

@@ -5,8 +5,6 @@ transfer.py (bytes of files, read by hand because the answers are not trusted) a
 words, and which of them are worth a retry).
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -112,7 +110,7 @@ class Hub(HubWriting):
         return self._given or checked_token(self._login()) or False
 
     @cached_property
-    def _api(self) -> HfApi:  # type: ignore[override]
+    def _api(self) -> "HfApi":  # type: ignore[override]
         """The client, loaded at the first request; a merge of local folders makes none."""
         from huggingface_hub import HfApi, constants
 
@@ -124,7 +122,7 @@ class Hub(HubWriting):
         return HfApi(endpoint=self.endpoint, token=self._token, library_name="hubmerge")
 
     @property
-    def datasets(self) -> Hub:
+    def datasets(self) -> "Hub":
         """The same Hub with the same token, for dataset repos."""
         return Hub(self.endpoint, self.token, patience=self.patience, repo_type="dataset")
 

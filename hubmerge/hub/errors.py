@@ -8,8 +8,6 @@ and its job stays queued. The bytes of a merge may wait for the end of the Hub's
 shard that is read by ranges takes more of them than a window has.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import re

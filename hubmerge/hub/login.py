@@ -5,8 +5,6 @@ never sent to another endpoint, such as an embedded Hub or a mirror; HF_TOKEN is
 neither login nor cache: it acts with the tokens of its users, and files cached for one of them are not for others.
 """
 
-from __future__ import annotations
-
 from hubmerge.errors import LoginError
 from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.client import Hub

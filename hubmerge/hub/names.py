@@ -1,7 +1,5 @@
 """Names of repos as the Hub allows them, and what the Hub states about a repo and its files."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping
@@ -30,7 +28,7 @@ def blob_id(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def stated_digest(file: FileInfo) -> tuple[str | None, Any]:
+def stated_digest(file: "FileInfo") -> tuple[str | None, Any]:
     """What is stated of a file's content, and a digest of that kind to feed with it: the sha256, or git's id of what is
     not in LFS."""
     if file.sha256 or not file.blob:

@@ -14,8 +14,6 @@ What a breakable Hub reads ends with the next bytes that come, or with the pause
 says nothing is waited for up to _TIMEOUT_S; commands and jobs, whose process can be ended, do not wait that long.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import ipaddress
@@ -81,7 +79,7 @@ class HubReading:
     endpoint: str
     repo_type: Literal["model", "dataset"]
     patience: Patience
-    _api: HfApi
+    _api: "HfApi"
     _token: str | bool  # False: anonymous
     _cache: ClientCache | None
 

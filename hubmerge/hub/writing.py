@@ -5,8 +5,6 @@ A file's bytes are uploaded to a repo before the commit that names it. Another t
 read ends with its next bytes.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence

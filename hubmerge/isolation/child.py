@@ -11,8 +11,6 @@ limit, or with its parent (the kernel's PDEATHSIG). Its standard error goes to a
 token. The reader must check the child's lines, since the child has read data from strangers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -15,8 +15,6 @@ namespace, inside a new user namespace so that the process has no power over the
 interface and no way out. Kernels and containers that do not allow this end in DeviceError too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

@@ -4,8 +4,6 @@ Standard output is moved away first, so that no library's chatter gets between t
 The kernel kills the process when its parent ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@ Hub's tokens (of users, organisations, sign-ins and jobs). In a stream, the last
 no token begins in them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from urllib.parse import quote

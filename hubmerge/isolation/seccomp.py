@@ -7,8 +7,6 @@ since they would bypass the rules. An installed filter cannot be removed, only a
 It works on Linux on x86-64 and aarch64; elsewhere it raises DeviceError and never leaves a process unconfined.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

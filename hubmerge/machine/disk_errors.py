@@ -1,7 +1,5 @@
 """Errors of the disk in hubmerge's words, each with its remedy."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -4,8 +4,6 @@ The core merges, publishes and inspects on the CPU. An extra holds the packages 
 that run, the app. pyproject.toml lists the packages; this module lists the imports that show whether they are there.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Literal

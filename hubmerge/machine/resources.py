@@ -7,8 +7,6 @@ containers have them. A quota of one and a half cores counts as two, which wait 
 read is ignored.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 To add a method, add one file here; see base.py for the interface.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Mapping

@@ -16,8 +16,6 @@ Scalars are computed once per tensor in float64 from the parameters, the agents'
 exact thresholds that the method asks for, and rounded to float32.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Deviations: λ defaults to 1/K, as for task arithmetic; the draw for an element 
 element), not of a stream.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import Field

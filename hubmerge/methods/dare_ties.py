@@ -4,8 +4,6 @@ Sources: Yu et al. 2024, arXiv:2311.03099; Yadav et al. 2023, arXiv:2306.01708. 
 rescaled updates. Deviations: as for `dare_linear` and `ties`; with density 1 nothing is trimmed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Source: Matena & Raffel 2022, arXiv:2111.09832, Eq. 3–5: δ* = λ Σ wk Fk δk
 Deviations: where no agent has any information (Σ wk Fk = 0) the plain weighted mean is taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ Deviations: none; averaging the deltas and averaging the models are the same in 
 keep the base's bits where no agent changed them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 A kernel written with them runs unchanged on numpy arrays and torch tensors; the choice is made by the operands.
 """
 
-from __future__ import annotations
-
 from hubmerge.numerics.arrays import where  # element-wise; `yes` and `no` are arrays or scalars of the operands' dtype
 
 __all__ = ["absolute", "where"]

@@ -5,8 +5,6 @@ With mk = |δk| > ε and c = Σ mk:  c = 0 → 0;  c = 1 → δt;  c ≥ 2 → m
 Deviations: an agent's weight multiplies its update after masking.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from hubmerge.methods.base import EpsilonParameters, Method, Paper, Scope

@@ -10,8 +10,6 @@ often less than half a unit in the last place.
 it is merged then, and no pass over the whole model comes first.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field, model_validator

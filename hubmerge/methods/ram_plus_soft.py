@@ -5,8 +5,6 @@ Deviations: r defaults to 0.1, as for RAM+; the paper names no value for this va
 stochastically by default, as with RAM+.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -10,8 +10,6 @@ least the interpolated percentile exactly when it is at least that one. Output o
 default, as with RAM+.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil
 from typing import Any

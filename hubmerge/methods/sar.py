@@ -9,8 +9,6 @@ the sum runs over the agents of that sign, which for K = 2 is Eq. 14; the median
 tensor's private entries of all agents, where the paper names no scope.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

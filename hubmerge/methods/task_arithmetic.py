@@ -3,8 +3,6 @@
 Source: Ilharco et al. 2023, arXiv:2212.04089, Sec. 2. Deviations: λ defaults to 1/K, the RAM paper's setting.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 

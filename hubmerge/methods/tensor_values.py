@@ -3,8 +3,6 @@
 Tensors with the same numbers share one `Values`; a recipe of constants has one for all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +59,7 @@ class TensorValues:
         return len(self.distinct) > 1
 
     @classmethod
-    def of(cls, given: Given, names: Iterable[str]) -> TensorValues:
+    def of(cls, given: Given, names: Iterable[str]) -> "TensorValues":
         """Every setting must decide for every tensor (`misplaced`)."""
         if not any(varies(setting) for _, setting in given.settings()):
             return cls((_values(given, Place("")),), {})

@@ -9,8 +9,6 @@ the model; the original resolves a sum of exactly 0 by the majority of the whole
 tensor is ranked just before it is merged, and no pass over the whole model comes first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 

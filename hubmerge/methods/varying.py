@@ -14,8 +14,6 @@ to the range that ends with the last layer.
 A model with several stacks of layers (a vision tower beside a language model) has each spread over its own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ to the last and stays in the caches, and no bit depends on the number of threads
 products have other last bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 A dtype is its name, which both libraries share. torch is never imported here: who has a tensor has imported it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ No stream is kept, so a chunk, a process or a resumed run draws the same bits. T
 second key, so that two tensors' sequences are not shifts of one another.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache

@@ -6,8 +6,6 @@ value alone that the dtype can represent. NaN stays NaN, and values that are too
 counts both.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

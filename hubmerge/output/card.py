@@ -7,8 +7,6 @@ the thresholds below, what the card calls kept, lost or doubtful.
 card_scores.py has the scores, and says what a row of `report.evaluations` holds.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence

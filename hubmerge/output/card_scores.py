@@ -6,8 +6,6 @@ A row of `report.evaluations` is a mapping with `task`, `metric` and `value` (No
 `suite`, `suite_version`, `few_shot`, `dataset`, `dataset_revision`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal

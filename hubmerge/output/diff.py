@@ -9,8 +9,6 @@ refers. A difference has the same bits for every chunk size, number of threads a
 docs/diff.md holds the keys of `Diff.to_json`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -148,7 +146,7 @@ class Diff:
         keyed = [(value, name) for name, c in self.tensors.items() if (value := getattr(c, by)) and c.l2]
         return [name for _, name in sorted(keyed, key=lambda pair: -pair[0])[:count]]
 
-    def with_top_tensors(self, count: int) -> Diff:
+    def with_top_tensors(self, count: int) -> "Diff":
         """The same with only those tensors that are on a list of the most changed."""
         kept = {name for by in TOP for name in self.top(by, count)}
         return replace(
@@ -164,7 +162,7 @@ class Diff:
         return {**data, "nothing_changed": self.nothing_changed}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Diff:
+    def from_json(cls, data: Mapping[str, Any]) -> "Diff":
         shapes = {name: change["shape"] for name, change in data["tensors"].items()}
         return TypeAdapter(cls).validate_python({**data, "shapes": shapes})
 

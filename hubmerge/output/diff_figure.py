@@ -3,8 +3,6 @@
 A pure function to SVG, the same bytes for the same difference, as the card's figures are.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

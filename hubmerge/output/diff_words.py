@@ -1,7 +1,5 @@
 """A difference in words and numbers: facts and tables, which terminal and page both show."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

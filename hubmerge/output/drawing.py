@@ -5,8 +5,6 @@ script, no style sheet and no address, so that it shows where a page forbids all
 they are escaped where they are written and are never read as markup.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Pure functions of the report to SVG, the same bytes for the same report. Labels 
 length and rid of what cannot be seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

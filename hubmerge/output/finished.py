@@ -1,7 +1,5 @@
 """Writes, reads and publishes a finished folder, which is one with a manifest."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

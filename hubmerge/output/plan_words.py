@@ -3,8 +3,6 @@
 `plan_summary` has the exact numbers under its keys (`inspect --json`, the API); the words give each a label and a unit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

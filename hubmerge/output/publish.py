@@ -5,8 +5,6 @@ repo already, publishing has succeeded before; a repo with any other content is 
 the commit, the merge's identity is looked up in the repo, so there are never two commits.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

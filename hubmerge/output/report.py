@@ -3,8 +3,6 @@
 `hubmerge.json` holds it, and the card and its figures are made from it alone.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -109,7 +107,7 @@ class Report:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Report:
+    def from_json(cls, data: Mapping[str, Any]) -> "Report":
         json.dumps(data, allow_nan=False)  # ValueError for what could not be written again
         if data["schema"] != SCHEMA:
             raise ValueError(f"a report of schema {data['schema']!r}, where {SCHEMA} is known"[:200])

@@ -18,8 +18,6 @@ same prompts; agreement between them makes the true interval narrower.
 chance. Nothing is said until every parent has a score of every task, since the best one may be missing.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

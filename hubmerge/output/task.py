@@ -8,8 +8,6 @@ card may state a narrower task (`translation` where the class says text to text)
 class can do that, and dropped where it cannot. An unknown class gets no tag, and a snippet that only loads the model.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

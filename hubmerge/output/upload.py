@@ -7,8 +7,6 @@ does not need the file again. Only then is the file deleted. A kill in between c
 When the merge ends early, an upload that is under way is broken off, unless a retry could use it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait

@@ -5,8 +5,6 @@ of the same weights where only their bytes show it: folders state no hashes, and
 bytes.
 """
 
-from __future__ import annotations
-
 import filecmp
 import json
 from collections.abc import Mapping, Sequence

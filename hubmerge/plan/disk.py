@@ -9,8 +9,6 @@ Before the merge, while no output exists, an agent's sensitivity is computed by 
 on the disk, beside the sums and the result.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -13,8 +13,6 @@ Of sentence-transformers' models a merge merges the first module; the others lie
 where all models have the same. Anything else is refused before a weight moves (`module_problems`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -10,8 +10,6 @@ This is bookkeeping of what cards state, not legal advice. Where texts leave roo
 `other` claims too little, which harms nobody; a wrong common license would launder one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ written at known offsets in any order. The predictions of bytes, disk (disk.py),
 from the same numbers. All incompatibilities are found here and raised together.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

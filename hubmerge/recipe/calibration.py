@@ -1,7 +1,5 @@
 """The question-answer pairs that a sensitivity is computed on: a part of a recipe that hubmerge.sensitivity reads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ folder where a folder of that name exists. Only the command line reads files: ov
 of the server.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 A pattern is a shell's: `*` matches any characters, dots too, `?` one, `[ab]` one of these; case counts.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Sequence

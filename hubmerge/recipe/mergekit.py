@@ -14,8 +14,6 @@ Notes beside the recipe say what a document means differently here. Everything w
 all of it is listed together; nothing is merged into something else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose

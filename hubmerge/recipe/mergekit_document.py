@@ -5,8 +5,6 @@ effect. Slices must have the model's layers in their order. Keys without a count
 are gathered, so that all are told at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

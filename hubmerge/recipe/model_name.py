@@ -1,7 +1,5 @@
 """Names of models: as a user writes them (a Hub id with an optional revision, or a local folder), and pinned."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ class ModelName(BaseModel):
     local: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> ModelName:
+    def parse(cls, text: str) -> "ModelName":
         """`org/name`, `org/name@revision`, or a folder.
 
         The meaning of a text does not depend on which folders exist: `a/b` is a Hub id, and the folder of that name is
@@ -55,7 +53,7 @@ class ModelName(BaseModel):
         return cls(id=name, revision=revision or None)
 
     @model_validator(mode="after")
-    def _is_a_hub_id_at_a_revision(self) -> ModelName:
+    def _is_a_hub_id_at_a_revision(self) -> "ModelName":
         if not self.local and (wrong := _not_of_the_hub(self.id, self.revision)):
             raise ValueError(wrong)
         return self

@@ -6,8 +6,6 @@ makes a digest of the result. A mergekit document is read too (mergekit.py); the
 means differently here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -158,7 +156,7 @@ class Recipe(_Frozen):
         return get_method(info.data["method"]).parse_settings(value)
 
     @model_validator(mode="after")
-    def _parameters_and_tokenizer_are_of_its_agents(self) -> Recipe:
+    def _parameters_and_tokenizer_are_of_its_agents(self) -> "Recipe":
         problems = [*self._fit_own_parameters(), *self._fit_tokenizer()]
         if problems:
             raise MisnamedError(problems)
@@ -200,7 +198,7 @@ class Recipe(_Frozen):
         """Notes for the recipe's author on how it was read. They are no part of the merge and are not written out."""
         return self._notes
 
-    def with_notes(self, notes: tuple[str, ...]) -> Recipe:
+    def with_notes(self, notes: tuple[str, ...]) -> "Recipe":
         noted = self.model_copy()
         noted._notes = notes
         return noted
@@ -210,7 +208,7 @@ class Recipe(_Frozen):
         """The folder at which relative paths begin, if it is not the working folder. It is no part of the merge."""
         return self._folder
 
-    def in_folder(self, folder: Path) -> Recipe:
+    def in_folder(self, folder: Path) -> "Recipe":
         found = self.model_copy()
         found._folder = folder
         return found
@@ -251,14 +249,14 @@ class Recipe(_Frozen):
     def to_yaml(self) -> str:
         return dump_plain_yaml(self.to_dict())
 
-    def pinned(self, base: ModelRef, agents: tuple[ModelRef, ...]) -> Recipe:
+    def pinned(self, base: ModelRef, agents: tuple[ModelRef, ...]) -> "Recipe":
         """The same recipe with every Hub model at its sha."""
         return self.naming(
             ModelName(id=r.id, revision=r.sha if r.kind == "hub" else None, local=r.kind != "hub")
             for r in (base, *agents)
         )
 
-    def naming(self, names: Iterable[ModelName]) -> Recipe:
+    def naming(self, names: Iterable[ModelName]) -> "Recipe":
         """The same recipe with other names for its models, the base's first."""
         base, *agents = names
         specs = tuple(a.model_copy(update={"model": n}) for n, a in zip(agents, self.agents, strict=True))

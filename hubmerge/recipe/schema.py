@@ -4,8 +4,6 @@ The same pydantic models that read recipes make it, so it cannot disagree with t
 schema; `hubmerge inspect` checks that. The schema covers neither mergekit documents nor sweeps.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

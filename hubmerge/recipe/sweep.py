@@ -11,8 +11,6 @@ combinations, in the order in which they are written. The variants share one pro
 and ε are merged in one pass over the inputs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

@@ -6,8 +6,6 @@ cancellation the next run goes on from the checkpoint and writes the same bytes.
 number of threads; elsewhere matrix products may be summed in another order.
 """
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 import tempfile

@@ -8,8 +8,6 @@ The file belongs to weights rather than to a place: besides id and commit it car
 it still fits a copy of the folder, or the same folder after it was published.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping

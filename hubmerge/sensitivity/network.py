@@ -15,8 +15,6 @@ loaded weights are sent through it first and must come out as the file has them,
 checkpoint stores for a parameter (a head tied to the embedding has two) gets the same values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

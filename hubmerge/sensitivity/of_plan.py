@@ -5,8 +5,6 @@ an agent's is computed once per data. A merge that takes a file gets a hard link
 systems), so it keeps the file when the folder is pruned. Several processes may use the folder at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -15,8 +15,6 @@ the id of a dataset on the Hub, which the datasets library reads. What a text me
 exist.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import heapq

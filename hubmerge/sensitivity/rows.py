@@ -13,8 +13,6 @@ The process has the network and the token, which the dataset may need, and limit
 killed beyond them, which would be impossible for a thread of the app. The app itself loads neither library.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

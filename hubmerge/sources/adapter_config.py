@@ -7,8 +7,6 @@ rewrites the base) is refused by its name. So is every setting that is not known
 settings is another model.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

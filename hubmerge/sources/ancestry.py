@@ -3,8 +3,6 @@
 The report of a merge of merges holds what its parents were made from, so that one file tells all generations.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ class Ancestor:
     sha: str = ""
     license: str | None = None
     weight: float = 1.0
-    made_from: tuple[Ancestor, ...] = ()
+    made_from: "tuple[Ancestor, ...]" = ()
 
 
 def stated_ancestors(

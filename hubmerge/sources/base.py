@@ -4,8 +4,6 @@
 `Views` are models as the merge sees them, which views.py makes step by step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -61,7 +59,7 @@ class StoredTensor:
 
     shard: str
     entry: TensorEntry
-    copy: StoredTensor | None = field(default=None, kw_only=True)  # the same values once more, as a reader checks
+    copy: "StoredTensor | None" = field(default=None, kw_only=True)  # the same values once more, as a reader checks
 
     @property
     def kept_dtype(self) -> str:

@@ -7,8 +7,6 @@ order, and each must have its noted digest. The price is one more reading of suc
 block lies in pages of its own, which go back to the system with it; the allocator's heap would keep twice as much.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections import OrderedDict
@@ -35,7 +33,7 @@ class BlockBuffer:
         self._lock = threading.Lock()
         self._reading = [threading.Lock() for _ in range(64)]  # so that two threads do not fetch one block twice
 
-    def get(self, reader: BlockReader, number: int, fetch: Callable[[int], memoryview]) -> memoryview:
+    def get(self, reader: "BlockReader", number: int, fetch: Callable[[int], memoryview]) -> memoryview:
         key = (id(reader), number)
         with self._reading[hash(key) % len(self._reading)]:
             with self._lock:

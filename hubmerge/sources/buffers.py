@@ -9,8 +9,6 @@ An array that will be written to a file can begin as far into its first page as 
 Then whole pages of it are blocks of the file, which a disk takes without a copy (uncached.py).
 """
 
-from __future__ import annotations
-
 import mmap
 import threading
 from collections import deque

@@ -11,8 +11,6 @@ the tokenizer are this agent's. Every parent's license texts go along.
 The files stay in memory until they are written, so each has a size limit, and so have all of them together.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -19,8 +19,6 @@ A merge runs without transformers. known_classes.txt tells which models transfor
 code; `python -m hubmerge.sources.config` writes it from the installed transformers.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ each with a parser of its own. The library reports an outage of the Hub as a mis
 apart, since a job waits for the Hub and gives up on a dataset.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -12,8 +12,6 @@ stored tensor, each has a name, a shape and a dtype (`entry`), so later stages n
 They nest: an adapter's W may be fp8.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
@@ -75,7 +73,7 @@ class BorrowedTensor(_ChangedTensor):
     owner: int
 
     @classmethod
-    def of(cls, tensor: StoredTensor, owner: int) -> BorrowedTensor:
+    def of(cls, tensor: StoredTensor, owner: int) -> "BorrowedTensor":
         return cls._of(tensor, owner)
 
     def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
@@ -94,7 +92,7 @@ class ScaledTensor(_ChangedTensor):
         return "BF16"  # an output has no scales, and fp8 without them would lose what they say
 
     @classmethod
-    def of(cls, stored: StoredTensor, scale: StoredTensor, block: tuple[int, int] | None) -> ScaledTensor:
+    def of(cls, stored: StoredTensor, scale: StoredTensor, block: tuple[int, int] | None) -> "ScaledTensor":
         return cls._of(stored, scale, block, dtype="F32")
 
     def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
@@ -152,7 +150,7 @@ class ExtendedTensor(_ChangedTensor):
     added: StoredTensor
 
     @classmethod
-    def of(cls, own: StoredTensor, added: StoredTensor) -> ExtendedTensor:
+    def of(cls, own: StoredTensor, added: StoredTensor) -> "ExtendedTensor":
         return cls._of(own, added, dtype="F32", shape=added.entry.shape)
 
     def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:

@@ -17,8 +17,6 @@ the next part of the file. Where that part is in memory already, the question is
 ahead by itself too, but often only the next 128 kB, and a chunk is larger.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

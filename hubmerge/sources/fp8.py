@@ -9,8 +9,6 @@ Scales are no tensors of the model: they are multiplied into the tensors that th
 kernel that the merge's output does not need, and are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType

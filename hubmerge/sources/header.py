@@ -10,8 +10,6 @@ checks that the byte ranges follow one another without hole or overlap up to the
 Format: 8 bytes little-endian header length N, N bytes of JSON, then the data.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import struct

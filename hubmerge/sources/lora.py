@@ -15,8 +15,6 @@ way. On a tied base neither embedding nor head can be adapted: training saw two 
 one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace

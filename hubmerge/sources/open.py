@@ -5,8 +5,6 @@ folder is pinned by what folder.py says. A repo with full weights is a model, wh
 is a LoRA adapter if it has the files that PEFT writes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

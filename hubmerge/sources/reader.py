@@ -7,8 +7,6 @@ store can fetch ahead and delete behind (shard_cache.py). Computed tensors (deri
 float32.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

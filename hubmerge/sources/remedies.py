@@ -3,8 +3,6 @@
 A command is for the user's shell and holds names from a stranger's files, so each of them is checked or quoted.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Mapping

@@ -32,8 +32,6 @@ equal to the base's, and no other prefix does. So are names that older versions 
 LayerNorm.gamma and beta, weight_g and weight_v.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -12,8 +12,6 @@ it waits, so no two readers wait for each other. Where the shards of a single te
 largest of them are read by ranges instead (block_reader.py). The rest then always fits, so every pass can finish.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import deque

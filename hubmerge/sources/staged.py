@@ -6,8 +6,6 @@ Of generation_config.json only the tokens that end an answer are taken, so that 
 what its score means. No pickle and no code is fetched.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

@@ -17,8 +17,6 @@ transformers stores them. Parameter counts of published shapes are those that th
 and has many short tensors.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ A pattern (recipe/ignore.py) is held against a tensor's name as the file stores 
 the base calls it.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence

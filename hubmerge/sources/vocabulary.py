@@ -15,8 +15,6 @@ An agent may have fewer rows than the base, as `resize_token_embeddings(len(toke
 the base has a row that it lacks, it reads the base's there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -140,7 +138,7 @@ class _Family:
     rows: int  # of each
 
     @classmethod
-    def of(cls, base: Model, agents: Sequence[Model]) -> _Family | None:
+    def of(cls, base: Model, agents: Sequence[Model]) -> "_Family | None":
         """None for a base without tables of floats, or with tables of several sizes."""
         tables = {n: t for n, t in _tables_of(base.tensors).items() if t.entry.dtype in FLOAT_DTYPES}
         sizes = {t.entry.shape[0] for t in tables.values()}
@@ -153,7 +151,7 @@ class _Family:
                 seen[k] = replace(agent, config=with_vocab_size(agent, rows))
         return cls(base, tuple(seen), tables, rows)
 
-    def padded(self) -> tuple[_Family, list[str]]:
+    def padded(self) -> "tuple[_Family, list[str]]":
         """The family whose agents have all rows of the base, and a warning for each that lacked some."""
         agents, warnings = list(self.agents), []
         for k, agent in enumerate(agents):

@@ -20,8 +20,6 @@ It is 0 where the elements of a bin all sit at its lower end, as differences of 
 comes on top of all this.
 """
 
-from __future__ import annotations
-
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -70,14 +68,14 @@ class Histogram:
         return cls(keys, flat[keys], offsets.reshape(-1)[keys])
 
     @staticmethod
-    def sum_of(parts: Iterable[Histogram]) -> Histogram:
+    def sum_of(parts: "Iterable[Histogram]") -> "Histogram":
         """All of them added up."""
         total = HistogramSum()
         for part in parts:
             total.add(part)
         return total.value()
 
-    def of(self, agent: int, elements: int) -> AgentMagnitudes:
+    def of(self, agent: int, elements: int) -> "AgentMagnitudes":
         """One agent's magnitudes among `elements`, zeros included."""
         first, end = np.searchsorted(self.keys, [agent * BINS, (agent + 1) * BINS])
         part = slice(first, end)

@@ -11,8 +11,6 @@ Sources: density, unique/shared and ρ: RAM (arXiv:2601.13572) Eq. 1, 2; conflic
 averaged over K agents); L0 sparsity, Gini, kurtosis, top mass: the 70B paper, section 2.2.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

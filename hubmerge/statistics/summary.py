@@ -1,7 +1,5 @@
 """One tally as plain data: the form of `probe --json` and hubmerge.json (docs/statistics.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

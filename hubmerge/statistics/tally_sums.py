@@ -4,8 +4,6 @@ A tally is a frozen dataclass of integers, arrays and at most one histogram. Its
 grouping; its real sums are added in the order in which they come.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Generic, Self, TypeVar

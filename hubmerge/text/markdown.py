@@ -9,8 +9,6 @@ breaks become spaces, so that foreign text can open neither a block nor a YAML h
 table's cell even inside a code span, hence it is written as \\u007c there, as are invisible characters.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata

@@ -6,8 +6,6 @@ date is a date, and `1e-5` is text. Here aliases, tags, repeated keys and halves
 are read by the core schema of YAML 1.2, which is what people mean.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Hashable
 from typing import Any

@@ -1,7 +1,5 @@
 """Words of messages: why models do not fit, what a slip may mean, where in a document. Foreign text is escaped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches

@@ -4,8 +4,6 @@ python tests/architectures/architectures_page.py          writes the tables, in 
 python tests/architectures/architectures_page.py llama    measures these families anew
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """One architecture through the whole line: saved by transformers, merged, loaded by its class, compared."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """Every architecture that transformers builds from a configuration merges, loads and computes what its base would."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec

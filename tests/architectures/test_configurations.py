@@ -1,7 +1,5 @@
 """Every configuration of the pinned transformers passes unharmed: at its defaults, and with every option of text."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

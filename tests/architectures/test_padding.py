@@ -1,8 +1,6 @@
 """Which architectures answer in a padded batch as they do alone, and which see what follows a token, in transformers
 with small random weights."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

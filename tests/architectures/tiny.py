@@ -5,8 +5,6 @@ A default configuration is shrunk by the names of its keys, nested tables too; w
 tiny_exceptions.py, with the reason.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What shrinking by names does not reach."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _MROPE = {"text_config.rope_parameters.mrope_section": [2, 1, 1]}

@@ -1,7 +1,5 @@
 """Inputs for any model of transformers, by the names that its forward takes."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A machine to measure on, and rows as a comparison leaves them."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of the benchmarks: nothing is kept silent, and a target is met where its figures say so."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`make bench`: what it keeps of its measurements, and how it measures."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """What a stream is compared with: the floor does all reading and writing, side by side, and is measured by turns."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Synthetic models: the shapes that were published, values that no chunking changes, and the shares they promise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

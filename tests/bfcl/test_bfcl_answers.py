@@ -6,8 +6,6 @@ the list of calls, or the text was changed. Of every kind of damage each categor
 gave among about 300 rows. Then come texts of Java and JavaScript values, with what its converters make of them.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

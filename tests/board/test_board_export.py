@@ -1,7 +1,5 @@
 """CSV without formulas, JSON with everything, and the command that prints them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Result files and flags from strangers: what cannot be believed is refused with its reason, the rest is read."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """The board of a running app: asked for seldom, rebuilt when the dataset moves, kept while the Hub is silent."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

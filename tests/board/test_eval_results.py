@@ -1,7 +1,5 @@
 """Scores in a merge's own repo: the card, the Hub's two formats, and what is never touched."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

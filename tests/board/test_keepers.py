@@ -1,7 +1,5 @@
 """What the keepers of a results dataset say of it: signed entries decide, a stranger's are left out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

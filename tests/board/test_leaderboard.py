@@ -1,7 +1,5 @@
 """The board against one computed by hand, and its promises under any order, repetition and hostility."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

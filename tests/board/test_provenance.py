@@ -1,7 +1,5 @@
 """Who vouches for a row: forged, edited and replayed results beside signed ones, and what they may not decide."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

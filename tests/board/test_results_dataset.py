@@ -1,7 +1,5 @@
 """The results dataset on the embedded Hub: one commit per publication, nothing lost, read by `datasets`."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -50,7 +48,7 @@ class Kept(ResultsDataset):
         hub = Hub(process.endpoint, process.tokens["ada"])
         super().__init__(hub, repo or f"ada/results-{next(NAMES)}", trust=trust)
 
-    def opened(self, trust: Trust | None = None) -> Kept:
+    def opened(self, trust: Trust | None = None) -> "Kept":
         """By somebody who has read nothing of it yet."""
         return Kept(self.process, self.repo, trust)
 

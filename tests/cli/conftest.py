@@ -1,7 +1,5 @@
 """A command line that is one function call away, as ada of an embedded Hub."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

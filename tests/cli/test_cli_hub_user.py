@@ -1,7 +1,5 @@
 """The client's login and cache: used on the command line, for the Hub that they belong to, and never written to."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

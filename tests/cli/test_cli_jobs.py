@@ -1,7 +1,5 @@
 """The app's jobs from the command line: one's own, and another try for those that failed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What programs get of the command line: one JSON object on standard output, or an error as one and nothing there."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,8 +1,6 @@
 """What publishing demands: a license, where the parents leave it open, names that repos can have, and the word that
 private content may go out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@
 HUBMERGE_WRITE_MISTAKES=1 writes docs/mistakes.md anew.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

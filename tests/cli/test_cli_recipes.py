@@ -1,7 +1,5 @@
 """Recipes as files: where paths begin, what `hubmerge init` writes, slips that are recognised, and the schema."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """What is no safetensors model is refused with what to do: commands that work when they are copied to a shell."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What goes wrong at the command line: named in one line, exit code 1 or 2, no traceback, no secret, nothing twice."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """A signal at any moment: the command clears up, says how it goes on, and does not wait for a silent Hub."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """No wait is silent: while a stage takes long, every command says which it is, and what it knows of how far it is."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -8,8 +8,6 @@ through Xet run apart, since the others run without its library. Exit code 0 mea
 failed: that at least as many passed as a suite names, and at most as many did not run as the client skips itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

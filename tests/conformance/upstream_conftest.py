@@ -4,8 +4,6 @@ Their source archive ships the tests but not their conftest.py; this one gives t
 `run.py` copies it into the unpacked archive.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Starting a command as several processes, as a launcher does."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -7,8 +7,6 @@ does in its file below FOLDER: "merged NAME", "uploaded NAME", "lying COUNT".
 trouble: {"rank": R, "kind": "die at shard" | "die at upload" | "no upload", "times": N}
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

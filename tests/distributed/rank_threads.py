@@ -1,7 +1,5 @@
 """Ranks that are threads of one process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 """Two real processes with gloo, of our own or a launcher's: the bytes of one, a lost process ends the other, and the
 merge goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

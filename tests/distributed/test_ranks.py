@@ -1,7 +1,5 @@
 """Sharing out one merge: several ranks as threads, exchanging plain JSON, give what one gives."""
 
-from __future__ import annotations
-
 import signal
 from contextlib import ExitStack
 from pathlib import Path

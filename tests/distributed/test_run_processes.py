@@ -1,7 +1,5 @@
 """`hubmerge run` as two real processes: both upload, one commits, and what a lost one has uploaded is not lost."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

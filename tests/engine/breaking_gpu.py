@@ -6,8 +6,6 @@ Prints JSON: the warnings, the facts, whether the bytes are the CPU's. A process
 the GPU back once this has happened, and since it might be ended by it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

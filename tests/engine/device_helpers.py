@@ -1,7 +1,5 @@
 """A CUDA device where there is one, and torch's CPU in its place."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Whole processes whose peak memory is measured, beside what their plan says."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -46,7 +44,7 @@ class Family:
     shape: DecoderShape
 
     @classmethod
-    def written(cls, folder: Path, shape: DecoderShape) -> Family:
+    def written(cls, folder: Path, shape: DecoderShape) -> "Family":
         write_family(shape, folder, tuple(0.1 * (k + 1) for k in range(AGENTS)))
         half = np.random.default_rng(0).random(sum(prod(dims) for _, dims in shape.tensors())) < 0.5
         for k, name in enumerate(("base", *(f"agent{k}" for k in range(AGENTS)))):

@@ -7,8 +7,6 @@ refuses. "none": it grants a device that is not there. "device": the worker that
 as its device; everything else is the package's own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

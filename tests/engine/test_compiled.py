@@ -1,7 +1,5 @@
 """The fast pass as a library: found, built once, kept, refused where it is not ours."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Statistics against counts made by hand and by naive loops, and their independence of chunking."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Torch's CPU stands for the device.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial

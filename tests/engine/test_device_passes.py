@@ -1,7 +1,5 @@
 """The device's pass gives the definition's bits: every method, dtype, rounding and size, in torch on CPU and GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The fast pass gives the definition's bits: for every method, dtype, rounding and number of agents, at every place of
 a chunk, and in what it counts of magnitudes."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import replace
 from functools import partial

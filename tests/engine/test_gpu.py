@@ -1,7 +1,5 @@
 """On a real GPU: memory within its limit, nothing allocated per chunk, whole merges, and the way back."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

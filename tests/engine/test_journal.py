@@ -1,8 +1,6 @@
 """The journal and the writer of shards: what is said to be durable is; what is not, or was damaged meanwhile, is made
 again; nothing is left."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import logging

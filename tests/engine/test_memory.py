@@ -3,8 +3,6 @@
 Whole processes are measured, and take what their plan said.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The null sink: the hashes and figures of a written merge, and nothing on the disk."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import replace

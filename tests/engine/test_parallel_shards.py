@@ -1,7 +1,5 @@
 """Shards that are written at once: the bytes of those written one by one, one observer, one error, no thread left."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

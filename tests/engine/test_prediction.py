@@ -1,7 +1,5 @@
 """What a plan says of memory and time, and how memory is shared out; test_memory.py measures it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A preview: a few megabytes of a few layers, counted as a probe counts them, and the method that they speak for."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Streaming selection against sorting, for every rank and any chunking."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

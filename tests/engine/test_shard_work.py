@@ -4,8 +4,6 @@ What a probe of the whole model would have given is what stands here, bit for bi
 is what is read.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

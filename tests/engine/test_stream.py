@@ -1,7 +1,5 @@
 """The stream's promises: the reference's bytes, for any chunk size, thread count and resume point."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Fisher and SAR on the stream: the reference's bytes, with sensitivities streamed like any other source."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """fp8 weights, LoRA adapters and prefixed names are merged as the tensors that they stand for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

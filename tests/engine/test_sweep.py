@@ -1,7 +1,5 @@
 """Sweeps: what they expand to, that variants equal single merges, and that inputs are read once for all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import Mock
 

@@ -1,7 +1,5 @@
 """The two ways of working in threads: order, how many at once, and what an error and an early end leave behind."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A file written past the page cache holds the bytes that were appended, whatever their sizes and wherever they lie."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Weights and parameters that differ from tensor to tensor: each is merged as by a recipe with its own numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

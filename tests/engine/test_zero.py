@@ -1,7 +1,5 @@
 """ZeroGPU's bursts with a platform of our own that forks, pickles, refuses and kills: a GPU costs no byte."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

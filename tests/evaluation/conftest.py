@@ -1,7 +1,5 @@
 """An embedded Hub with the zoo, and runs of the runner in which a scripted process stands in for lighteval."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

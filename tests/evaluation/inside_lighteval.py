@@ -3,8 +3,6 @@
 test_evaluation_lighteval.py runs these tests, each under its own name.
 """
 
-from __future__ import annotations
-
 import base64
 import errno
 import importlib.util

@@ -3,8 +3,6 @@
 It goes through the real start (`reporter.run`), so that what the parent sees is what a real child would say.
 """
 
-from __future__ import annotations
-
 import atexit
 import errno
 import json

@@ -3,8 +3,6 @@
 LiveCodeBench: its tests and programs come from strangers.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """The fetching process: rows as any reader of the Hub would load them, and a reason where they cannot be."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

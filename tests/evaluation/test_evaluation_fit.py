@@ -1,7 +1,5 @@
 """A model runs in the dtype that fits: as stored, else in bfloat16, which result and board say, else nowhere."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

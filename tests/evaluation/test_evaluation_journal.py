@@ -1,7 +1,5 @@
 """The journal: whole batches survive any kill."""
 
-from __future__ import annotations
-
 import pytest
 
 from hubmerge.evaluation.journal import AnswerJournal, answer_key

@@ -3,8 +3,6 @@
 Each process costs an import of lighteval, so there are three of them, and each serves several promises.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What of a stranger's model reaches the evaluating process, and what is believed of what its repo says."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """The runner's promises with a scripted process in lighteval's place: every way to end, and what comes of it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

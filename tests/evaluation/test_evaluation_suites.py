@@ -1,7 +1,5 @@
 """Suites name tasks that exist, their version changes with what is asked, and their datasets are pinned in a file."""
 
-from __future__ import annotations
-
 import errno
 import json
 from collections.abc import Mapping

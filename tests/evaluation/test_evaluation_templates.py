@@ -1,7 +1,5 @@
 """Chat templates made to take all memory and time: each is refused with its reason, in seconds and below 1 GB."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Choosing a variant: the mean over domains on the development split, with paired uncertainty."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Search and recall: answers are compared as published, contexts are built deterministically and to length."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

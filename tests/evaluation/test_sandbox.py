@@ -1,7 +1,5 @@
 """What generated code can do in the sandbox: come to its end, or fail."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The committed zoo and its figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The zoo's questions, and the cards that show its figures."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

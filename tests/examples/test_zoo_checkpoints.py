@@ -1,7 +1,5 @@
 """The models of the zoo: what the committed ones are, what is published of them, and how they are trained."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

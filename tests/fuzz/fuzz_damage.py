@@ -4,8 +4,6 @@ Random bytes rarely pass a parser of JSON; a value of the wrong kind at the righ
 that and written again.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import struct

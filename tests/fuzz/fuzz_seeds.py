@@ -1,8 +1,6 @@
 """What each target begins with: the project's own examples, files that its tests write, hostile ones, and everything
 that ever broke a target (`corpus/TARGET/`)."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

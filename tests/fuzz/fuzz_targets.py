@@ -4,8 +4,6 @@ A target that accepts its bytes goes on to what the program does with them next,
 header is one for safetensors, too, a recipe written out is the same recipe, a result does not take the board down.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Every parser of strangers' bytes reads or refuses its seeds, what once broke it, and damaged ones."""
 
-from __future__ import annotations
-
 import os
 import time
 

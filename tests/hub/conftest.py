@@ -1,3 +1,1 @@
-from __future__ import annotations
-
 from served_models import folder, hub, pauses, server  # noqa: F401, fixtures of this folder

@@ -4,8 +4,6 @@ Of a Hub that says nothing a command does not wait longer than a few seconds. Th
 not broken off within GIVEN_UP_S fails its test.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Servers that lie, break or lead elsewhere: no byte is taken that was not asked for; nobody else sees the token."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import logging

@@ -1,7 +1,5 @@
 """A confined process and its children stay within limits and off the network; in real child processes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

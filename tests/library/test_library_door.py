@@ -1,7 +1,5 @@
 """The library: what `import hubmerge` offers, how little it costs, and the page that shows it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

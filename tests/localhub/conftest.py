@@ -1,7 +1,5 @@
 """Clients of the local Hub, and names that no other test uses."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator

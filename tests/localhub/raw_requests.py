@@ -1,7 +1,5 @@
 """Requests to the embedded Hub as any client could send them, without the checks and retries of huggingface_hub."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import http.client

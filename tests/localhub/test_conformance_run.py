@@ -1,7 +1,5 @@
 """The exit code of the conformance run: one test that fails, or does not run, is enough."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

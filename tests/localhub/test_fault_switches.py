@@ -1,7 +1,5 @@
 """The switches themselves, seen by a client that knows nothing but HTTP."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import time

@@ -1,7 +1,5 @@
 """What the Hub makes of a README.md: its metadata, what it refuses of it, and its page, where nothing of it runs."""
 
-from __future__ import annotations
-
 import json
 from html.parser import HTMLParser
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """The clients' own ways to the Hub, run as their users run them, against the embedded one."""
 
-from __future__ import annotations
-
 from huggingface_hub.utils import get_session
 from processes import as_ada, printed_by
 

@@ -1,7 +1,5 @@
 """Commits: regular and large files, copies, order, conflicts, pull requests, and what a refused one leaves behind."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from concurrent.futures import ThreadPoolExecutor

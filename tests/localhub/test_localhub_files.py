@@ -1,7 +1,5 @@
 """Reading: the headers of downloads, trees and long histories."""
 
-from __future__ import annotations
-
 import hashlib
 from random import Random
 

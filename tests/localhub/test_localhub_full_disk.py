@@ -1,7 +1,5 @@
 """A Hub whose disk is full says so, keeps what it has, and goes on when there is room."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

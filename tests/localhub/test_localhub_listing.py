@@ -1,7 +1,5 @@
 """Listings: what a card says becomes tags, tags filter, pages are complete."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Sign-in by the code flow with PKCE, what a forged request gets, and what a token of each set of scopes may do."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

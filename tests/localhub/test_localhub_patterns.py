@@ -1,7 +1,5 @@
 """The patterns of git that people write, and their cost."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 import time

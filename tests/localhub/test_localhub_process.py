@@ -1,7 +1,5 @@
 """The server as a process: start, end, restart, crash; what it imports, and whom it answers."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Repos and their discussions: who may make, see, change, move and delete them, as the real client finds them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

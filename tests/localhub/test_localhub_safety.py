@@ -1,7 +1,5 @@
 """What one user must not reach of another's, and what must not stop the Hub for everybody."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

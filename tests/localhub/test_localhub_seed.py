@@ -1,7 +1,5 @@
 """Seeding a local Hub from folders without a network, and what `datasets` reads of it, at the same shas everywhere."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Webhooks: what is delivered, to whom, with which secret, and what happens when nobody answers."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sqlite3

@@ -1,7 +1,5 @@
 """Uploads through Xet by the Hub's own library (hf_xet), whose storage is a folder of the embedded Hub."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

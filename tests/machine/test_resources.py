@@ -1,7 +1,5 @@
 """The cores and the memory that control groups leave to a process, from made-up trees of files."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -4,8 +4,6 @@ folder = write("vit", tmp_path / "base")      a repo as save_pretrained leaves i
 agents = trained(folder, tmp_path, 2)         the same with other weights
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """Local folders that change while they are merged, folders that two processes want, and ones that cannot be."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

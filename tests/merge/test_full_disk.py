@@ -4,8 +4,6 @@ The disk says so where it does say so: when room is taken for a shard, in the mi
 of them, and in the middle of a download (on a disk of its own).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

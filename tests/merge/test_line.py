@@ -1,7 +1,5 @@
 """The whole line against the embedded Hub, through the command line as a user would run it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

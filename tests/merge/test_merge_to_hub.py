@@ -1,7 +1,5 @@
 """From the Hub and to the Hub: a bounded disk throughout, the bytes of a merge to a folder, one commit."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

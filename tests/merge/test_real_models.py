@@ -1,8 +1,6 @@
 """Models of many kinds as transformers writes them, merged: processors that do what the base's do, a card that says
 what the model is for, and code on it that runs."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import wave

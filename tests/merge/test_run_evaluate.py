@@ -1,7 +1,5 @@
 """`hubmerge run` with evaluations: what is measured, recorded and shown, and that a choice uses development rows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

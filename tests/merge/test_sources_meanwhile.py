@@ -3,8 +3,6 @@
 The disk has room for some of the inputs or for none, so that whole shards and ranges are read.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

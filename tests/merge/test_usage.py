@@ -1,7 +1,5 @@
 """What a merge tells: what it took, for all of its processes, and what a merge that goes on has verified."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

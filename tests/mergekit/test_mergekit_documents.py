@@ -1,7 +1,5 @@
 """A mergekit document becomes the recipe that means the same, says what it means differently, or is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ A naive reference in float64 stands in for mergekit, so that this runs without i
 them, with models of our own in place of theirs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each method against elements computed by hand from its formula."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

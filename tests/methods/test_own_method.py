@@ -1,7 +1,5 @@
 """A method in a file of its own: the example that the pages name is merged as they say, with nothing else changed."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """WUDI against a float64 reference, its optimum and the tensors that it leaves to the mean."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """Draws are a function of seed, purpose, tensor and index, the same on every machine, and look random."""
 
-from __future__ import annotations
-
 import hashlib
 
 import merge_reference

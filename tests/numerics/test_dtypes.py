@@ -1,7 +1,5 @@
 """Decoding is exact for every pattern; encoding rounds once, to nearest or without bias, by draws of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """A publication that can be tried again and again, on a Hub whose commits a test can watch and break."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

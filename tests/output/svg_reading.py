@@ -1,7 +1,5 @@
 """A drawing, held against what every drawing promises."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 from hubmerge.output.drawing import width_of

@@ -1,7 +1,5 @@
 """What surrounds the weights is copied file by file from a list: nothing that runs code or names code comes along."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -6,8 +6,6 @@ After a wanted change of the template, write it anew and read the difference:
     python tests/output/test_card.py
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

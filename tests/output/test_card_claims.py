@@ -4,8 +4,6 @@ The oracle is numpy: elements counted from the stored tensors, and rounding done
 in float32.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a difference promises: the figures of their definitions, for every kind of model, with the same bits always."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What publishing promises when the way to the Hub is bad: one commit in the end, never two, never half of one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

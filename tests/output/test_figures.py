@@ -1,7 +1,5 @@
 """What the figures promise: the same bytes for the same report, and no cut text, whatever the labels."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import pytest

@@ -1,7 +1,5 @@
 """`inspect` and the app say the same of a plan: in words that a user knows, in groups, with units."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One commit with everything, never two, and never into a repo that holds something else; shards on their way to it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Intervals and skills kept, by published figures, by hand and by simulation; and what must not stand on top."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """What a model is for, by its class: the table here held against transformers' own lists of classes."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from dataclasses import replace

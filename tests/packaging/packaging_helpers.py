@@ -1,7 +1,5 @@
 """uv, which resolves and installs from the package index, where both are at hand."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """With the core alone hubmerge merges on the CPU, and says by name which extra anything else needs."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`make` takes the first Python on the PATH that runs and is fit, and says in a line what is missing."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The ranges of pyproject.toml, the pins of requirements.txt and the extras belong together, and they resolve."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import tomllib
 

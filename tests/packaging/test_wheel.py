@@ -1,7 +1,5 @@
 """A wheel is built and installed in a fresh environment, with the dependencies of the core alone, as strangers do."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Tensors that `ignore` names are not merged: agents' are left out, the base's are kept. A refusal says the line."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

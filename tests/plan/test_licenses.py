@@ -1,7 +1,5 @@
 """What a merge's license promises: the strictest of the parents', or a question, never a guess."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The plan finds everything that forbids a merge at once, and lays out files that the reference reader accepts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from time import process_time
 from typing import Any

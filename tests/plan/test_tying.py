@@ -1,7 +1,5 @@
 """A tied output head is one tensor: merged and counted once, wherever models store it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A recipe says everything that decides a merge, refuses what it does not know, and its identity is its meaning."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

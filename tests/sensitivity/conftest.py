@@ -1,7 +1,5 @@
 """One thread for torch, since more are slower for tiny products and may sum them otherwise; a model and its file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

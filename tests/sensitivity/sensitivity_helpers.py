@@ -1,7 +1,5 @@
 """Tiny models, pairs, and the naive Fisher: one torch.autograd.grad per pair, everything in memory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

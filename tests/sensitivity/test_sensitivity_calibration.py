@@ -1,7 +1,5 @@
 """Which pairs are chosen, every way in which data can be wrong, and where the tokens of an answer begin and end."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

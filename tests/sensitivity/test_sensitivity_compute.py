@@ -3,8 +3,6 @@
 Nothing stands under the final name before it is complete.
 """
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 import signal

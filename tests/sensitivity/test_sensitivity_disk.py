@@ -1,7 +1,5 @@
 """Sensitivities within a disk budget: counted, refused before anything is fetched, and part of the high-water mark."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The file: what it says of itself, when it fits a model, and models that can have none; the command that makes it."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ Other rows, other tokens or other versions make another merge. On a server rows 
 public merge tells of private ones.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

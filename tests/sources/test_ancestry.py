@@ -1,7 +1,5 @@
 """What a model was made from is read from its report, its card, or not at all; a stranger's report is bounded."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Memory is used again when the last view of an array is gone, and not before."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -1,7 +1,5 @@
 """What goes with a merge beside weights and config.json: all that is data, nothing that is code, and never too much."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

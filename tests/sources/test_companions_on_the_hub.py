@@ -1,7 +1,5 @@
 """Files beside the weights, from repos to a repo: nothing lost on the way, and a bomb of them never fetched."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What names code or a place goes from a stranger's JSON, at any depth; everything else stays as it is."""
 
-from __future__ import annotations
-
 import json
 from time import process_time
 from typing import Any

@@ -1,7 +1,5 @@
 """What the line promises when reading goes wrong: the same bytes in the end, or a refusal that says why."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import pytest

@@ -1,7 +1,5 @@
 """Hostile safetensors headers are refused, and nothing is accepted that safetensors itself would refuse."""
 
-from __future__ import annotations
-
 import json
 import struct
 import subprocess

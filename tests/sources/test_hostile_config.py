@@ -3,8 +3,6 @@
 The loads trust remote code, so that only what the files say decides; test_config.py shows that each key is left out.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

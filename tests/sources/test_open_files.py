@@ -1,7 +1,5 @@
 """How shards on this machine are read: more than may be open, some that cannot be read, and the next part ahead."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

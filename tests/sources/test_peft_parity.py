@@ -1,7 +1,5 @@
 """An adapter that PEFT saved is read as what PEFT's own merge makes of it, from a folder and from the Hub."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Most models of a family fit together, some have a thing that does not.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from math import prod

@@ -4,8 +4,6 @@ Then whose place on the disk is taken, and whose never; what earlier runs left; 
 The Hub is a folder, and models are shards of known bytes, read in passes as the stream makes them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import threading
@@ -44,7 +42,7 @@ class FolderHub:
     ranges: Counter[tuple[str, str]] = field(default_factory=Counter)
     before: Callable[[str, str], None] = lambda repo, path: None  # called before anything is answered
 
-    def breakable(self) -> FolderHub:
+    def breakable(self) -> "FolderHub":
         return self
 
     def hang_up(self) -> None: ...

@@ -1,7 +1,5 @@
 """Models in folders are opened from headers alone, pinned by what they hold, and never trusted."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

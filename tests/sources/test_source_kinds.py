@@ -1,7 +1,5 @@
 """What stands in fp8, in an adapter or under other names is understood, or refused by its name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

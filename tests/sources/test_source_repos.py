@@ -1,7 +1,5 @@
 """Models on the embedded Hub are pinned to commits and read like folders; what cannot be had is named."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Agents that each add tokens make a model with all of them, which transformers loads, encodes and decodes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An agent that added tokens is merged where all have rows, and brings its rows, its tokenizer and its vocab_size."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

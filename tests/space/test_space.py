@@ -4,8 +4,6 @@ That is for a Gradio Space the files that git tracks and nothing installed, and 
 copies, which that user cannot change.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import os

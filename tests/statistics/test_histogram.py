@@ -1,7 +1,5 @@
 """Order statistics from the histogram against sorted full arrays: never further off than the error they state."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

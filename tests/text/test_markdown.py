@@ -1,7 +1,5 @@
 """Foreign text in Markdown stays text, readable as it was written; numbers read as a person would write them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the job tests share: a clock to move, a board, jobs with readable names, workers in threads and processes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

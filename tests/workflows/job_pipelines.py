@@ -1,7 +1,5 @@
 """Pipelines for the job tests; each leaves traces that a test can read from outside."""
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

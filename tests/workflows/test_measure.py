@@ -1,7 +1,5 @@
 """Evaluations that visitors ask for: what is refused, who pays, and what the public queue shows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What the form's submissions promise: the same merge is one job, and one that is gone from the Hub is made again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

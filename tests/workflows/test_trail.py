@@ -1,7 +1,5 @@
 """What the pages are told: of jobs, of the time that steps take, of a merge's evaluations, and of a model's files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`hubmerge watch`: one look, one turn, and on until it is interrupted with a worker that merges for real."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

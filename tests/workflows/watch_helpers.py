@@ -1,7 +1,5 @@
 """What the watcher tests share: short rules, a web server, agents pushed by the real client."""
 
-from __future__ import annotations
-
 import http.client
 import itertools
 import json

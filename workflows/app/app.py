@@ -8,8 +8,6 @@ gradio is mounted last and takes every path that no other route takes. Its queue
 server-side rendering and uploads are off; no path of the disk is served; and every request passes guard.py first.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -5,8 +5,6 @@ each has its 95% interval as a whisker. The density axis is logarithmic where th
 of 20.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

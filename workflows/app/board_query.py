@@ -3,8 +3,6 @@
 Every state of the page is such an address. A value that cannot be is left out, and said.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The columns of the leaderboard: what each is called, sorts by and shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Every control is a link or a field of a GET form, so each state is an address and works with the keyboard alone.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote

@@ -4,8 +4,6 @@ Reading two models takes minutes, so a comparison is a job, which a signed-in vi
 both models may see a finished comparison; the Hub decides that whenever the page is opened.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any

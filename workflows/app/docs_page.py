@@ -1,7 +1,5 @@
 """Docs, `/docs`: the merge methods, the words, and the API, from the registry and the pages in docs/."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 A request asks the Hub with the visitor's own sign-in. The queue refreshes while something is in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

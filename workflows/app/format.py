@@ -4,8 +4,6 @@
 and in attributes, so text of strangers stays text.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
 

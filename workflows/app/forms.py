@@ -9,8 +9,6 @@ Calibration data has one set of fields, for every agent or for the one that is c
 `editing` names; what was given for others waits in `specs`. A method that weighs by sensitivities shows the card.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import math

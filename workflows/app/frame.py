@@ -3,8 +3,6 @@
 Theme and CSS (static/): system fonts, nothing fetched from elsewhere, light and dark, phone first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

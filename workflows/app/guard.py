@@ -9,8 +9,6 @@
 - On this machine, by plain http, the cookie is not marked Secure: WebKit drops such a one there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from typing import Any

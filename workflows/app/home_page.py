@@ -1,7 +1,5 @@
 """Home, `/`: what this is for, what it gains, and the ways in; then the latest merges and what is under way."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlencode

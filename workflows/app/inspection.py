@@ -5,8 +5,6 @@ trained from the base, whether the two were swapped, what a misspelled name may 
 along.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context

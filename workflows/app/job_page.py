@@ -6,8 +6,6 @@ cannot be shown at all. Numbers come as untyped JSON from the job's record, so e
 where it is missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -3,8 +3,6 @@
 The numbers come as untyped JSON from the job's record, so each is looked up with care and left out where it is missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

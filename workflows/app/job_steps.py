@@ -1,7 +1,5 @@
 """The steps of a job: which it has passed, what it does now and what is left of it, and the log of what happened."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

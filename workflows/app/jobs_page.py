@@ -4,8 +4,6 @@
 below it. The page refreshes while something on it is under way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from textwrap import shorten

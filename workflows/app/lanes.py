@@ -15,8 +15,6 @@ limit of its own.
 session.for_visitor do; `refused(error)` makes its outputs where there is no room, or the handler raises HubmergeError.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import ipaddress

@@ -10,8 +10,6 @@ loaded only where that fails. Beside the page are
 /board/SUITE.json?…   as many of them as `limit` says, from `offset`
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

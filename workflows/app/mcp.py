@@ -10,8 +10,6 @@ would read and send a file of this machine that an argument names, and tell whet
 itself has no code. So arguments name no file, and the endpoints read them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

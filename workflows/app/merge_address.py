@@ -6,8 +6,6 @@ A method's parameters stand under their own names. `also` and `vary` are of vari
 YAML what has no name of its own, such as calibration data or weights that differ between layers.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pprint

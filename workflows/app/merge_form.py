@@ -4,8 +4,6 @@ The form holds every method's parameters at once, in groups of which it shows on
 a recipe may have. So values survive a change of the method, and the server keeps nothing between two events.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass

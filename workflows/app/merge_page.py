@@ -6,8 +6,6 @@ elsewhere; `opening` alone decides between them. A moment after each change the 
 inspection at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial

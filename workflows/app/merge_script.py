@@ -5,8 +5,6 @@ All of it stands in gradio's `js=`; what one function leaves for the next is in 
 with the address that stands for them, and nothing before the page has filled its form.
 """
 
-from __future__ import annotations
-
 PAUSE_MS = 700  # from the last change to the inspection
 
 # The variants of an address stay in it when the form is written there anew.

@@ -6,8 +6,6 @@ Report and card are a stranger's, so each value is looked up with care, and the 
 renderer, which keeps raw HTML as text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from shlex import quote as shell

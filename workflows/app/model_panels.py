@@ -1,7 +1,5 @@
 """What a model's page has from the board: a verdict, its scores beside its parents', how to use it, and its lineage."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote

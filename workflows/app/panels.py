@@ -3,8 +3,6 @@
 Every function is pure and returns escaped HTML (format.py).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

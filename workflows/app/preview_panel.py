@@ -3,8 +3,6 @@
 It waits for its button: a look reads some 8 MB from the Hub, and the page checks after every change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Suggestions from the Hub while somebody chooses a model: what goes along at first, then what fits the typed text."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reads the visitor from gradio's signed session, never from a field of the form."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import suppress

@@ -17,8 +17,6 @@ gradio asks at once for all scopes that the Space declares. `AskedScopes` leaves
 a second sign-in (`sign_in_link`) asks for private models when a visitor picks one.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

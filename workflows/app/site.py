@@ -7,8 +7,6 @@
 - Whoever opens an address that is none gets a page that says so; a program that asks for JSON gets JSON.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

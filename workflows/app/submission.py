@@ -1,7 +1,5 @@
 """What people and programs submit: names of models as they are typed or pasted, and the checks before a job."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress

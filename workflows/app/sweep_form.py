@@ -4,8 +4,6 @@ The fields stand in the address as `also=METHOD` and `vary=SETTING:VALUE,VALUE`;
 variants are those of a sweep (hubmerge/recipe/sweep.py), and each becomes a job.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

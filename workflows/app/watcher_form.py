@@ -8,8 +8,6 @@ gives it back, and an address holds it as YAML:
 What has no field of its own stands in a box of YAML.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 The owner of a rule pauses it, resumes it and lets it look at once; the source checks on the server who that is.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ A trial of a rule acts as the visitor, never as the bot: with the visitor's toke
 nothing that the visitor could not read on the Hub.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any

@@ -7,8 +7,6 @@ line signs, and the keys of all lines are believed; so a secret is rotated by a 
 of a secret that is gone, are named in HUBMERGE_TRUSTED_KEYS by their public half.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from pydantic import SecretStr

@@ -12,8 +12,6 @@ output is moved away first, so that no library's chatter gets between them: ever
 No token leaves the process: every line and every traceback is scrubbed.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import logging

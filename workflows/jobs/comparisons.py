@@ -5,8 +5,6 @@ job, and any of them may start it again where it failed. Where a model is privat
 identity, and only this visitor sees the job.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -6,8 +6,6 @@ Every step can be repeated: a run that is recorded is not made again, and one th
 answers. A model that cannot be evaluated is recorded as failed with its reason, and so is the job.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import cast

@@ -8,8 +8,6 @@ in trouble; the job is due again hours later, and its owner may start it earlier
     done merges with a suite → the merge, its agents, its base → those without a score → requests, merges first
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -10,8 +10,6 @@
 queues it as a new attempt.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Mapping

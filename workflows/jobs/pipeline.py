@@ -6,8 +6,6 @@ Every step can be repeated: the merge resumes from its journal, and a repo that 
 worker died is found again by the job's identity.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Mapping

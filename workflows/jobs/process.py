@@ -10,8 +10,6 @@ A child ends with its worker, and no two processes work in one folder:
   so no long computation can hold it up.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

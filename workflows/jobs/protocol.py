@@ -7,8 +7,6 @@ A pipeline is a function `run(spec: JobSpec, emit: Callable[[Event], None]) -> N
 before it returns.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress

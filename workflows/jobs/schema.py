@@ -5,8 +5,6 @@ busy timeout. Here a writer begins IMMEDIATE: it waits its turn, and then what i
 commits. The database must lie on a local disk, because WAL shares memory between its processes.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sqlite3

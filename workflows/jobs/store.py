@@ -8,8 +8,6 @@ through its lease can do no harm. Leases and back-off are measured in steady sec
 Whatever ends a job wipes its token in the same transaction. Out of the module go frozen values, never rows.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager

@@ -14,8 +14,6 @@ Progress overwrites one column a few times a second, and statistics the statisti
 appended, up to a number per attempt.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ The job id is sealed in with the token, so a ciphertext moved to another job's r
 the secret, put the new one on the first line and keep the old one below it until its jobs have ended.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -52,7 +50,7 @@ class TokenVault:
         )
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> TokenVault:
+    def from_settings(cls, settings: Settings) -> "TokenVault":
         """Keys from the configured secret, else from a random one that stays in the data folder."""
         return cls(secret_lines(settings.secret) or [random_secret(settings.data_dir / KEY_FILE)])
 

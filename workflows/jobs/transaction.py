@@ -3,8 +3,6 @@
 Whatever ends a job wipes its token in the same transaction. The store (store.py) opens the transactions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -8,8 +8,6 @@ go on from them, and take at most a tenth of the disk together. Temporary files 
 it, also where it was killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -4,8 +4,6 @@ The job database holds everything that is due. A tick looks there and does what 
 tick changes nothing. The schedule itself is in memory, since APScheduler's stores unpickle their rows.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ A look reads and decides; it writes nothing. The runner (runner.py) keeps budget
 of skipped models, in the same way for every kind.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from abc import ABC, abstractmethod

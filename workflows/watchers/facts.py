@@ -5,8 +5,6 @@ fits its base. A plan lists the problems of a whole set. Here each candidate is 
 out by name and does not stop the set.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

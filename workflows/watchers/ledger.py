@@ -4,8 +4,6 @@ The set, the day's budget, the queue's quota and the job are checked and written
 decide the same thing at the same time make one job, and a kill between two lines of code loses or doubles nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial

@@ -4,8 +4,6 @@ A rule acts by itself, on repos that anybody can make. So it must say whose agen
 targets must be new for every set, and it has a budget for each day.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Mapping

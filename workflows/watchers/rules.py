@@ -1,7 +1,5 @@
 """Reads rules from YAML files; the kind of watcher that a file names reads its fields."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ A turn can be repeated at any time, since it finds the sets that are merged alre
 time.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence

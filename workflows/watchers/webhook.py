@@ -8,8 +8,6 @@ datasets, discussions) is answered and forgotten, so that the Hub does not send 
 the sender is answered. A delivery that is repeated before a tick has handled it is the same row.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 from collections.abc import Iterable, Mapping, Sequence

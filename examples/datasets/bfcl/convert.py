@@ -6,8 +6,6 @@ Rows are kept in their order and whole. Their parts go into JSON text because th
 row to row, which no table's columns can hold; nothing else is changed. The same input gives the same bytes.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

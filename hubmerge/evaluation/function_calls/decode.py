@@ -32,8 +32,6 @@ A name given twice is no call. By bfcl-eval's conventions
 - in JavaScript the first statement that is a call counts; positional arguments other than names and `true` are dropped.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import operator

@@ -20,8 +20,6 @@ because a score that nobody else can reproduce is worth nothing:
 - Names with dots are compared as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

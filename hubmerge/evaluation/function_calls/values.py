@@ -8,8 +8,6 @@ closing bracket on the same line, and quotes around an object's value are droppe
 `"5"` there is the number 5. Elements are split at every comma, inside quotes too.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 To add a task, add one file here; see base.py for the interface.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from functools import cache

@@ -4,8 +4,6 @@ Tasks are plain values and functions that import nothing heavy, so the suites, t
 them without lighteval. `hubmerge.evaluation` turns them into lighteval's tasks in the evaluating process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

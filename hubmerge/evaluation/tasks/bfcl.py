@@ -11,8 +11,6 @@ The dataset holds each row's parts as JSON text, because schemas differ from row
 (`examples/datasets/bfcl/README.md` tells how it is made).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -9,8 +9,6 @@ of 500. As in the paper the tests are shown to the model. Deviation: no examples
 fenced block. An assertion runs after the one before it; all must hold.
 """
 
-from __future__ import annotations
-
 import builtins
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Finds the program in a model's answer: a fenced block, plain code, or the rest of a function that it was given."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from itertools import dropwhile, takewhile

@@ -10,8 +10,6 @@ et al. 2019, arXiv:1910.09753; CC BY-SA 3.0; the rows of its subset NaturalQuest
 which are needed. Both ask for exact match; any accepted answer counts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import string

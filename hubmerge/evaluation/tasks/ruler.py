@@ -16,8 +16,6 @@ words × 4/3 and UTF-8 bytes / 4, rounded up, which is on the safe side for Engl
 The whole prompt counts, the answer does not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ class _Size:
     words: int
     bytes: int
 
-    def __add__(self, other: _Size) -> _Size:
+    def __add__(self, other: "_Size") -> "_Size":
         return _Size(self.words + other.words, self.bytes + other.bytes)
 
     @property

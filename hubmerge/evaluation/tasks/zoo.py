@@ -4,8 +4,6 @@ The same definition as `examples/zoo/evaluate.py`, which counts over its own gen
 model as it is, at most 12 new tokens, and a completion counts when its words are the words of the answer.
 """
 
-from __future__ import annotations
-
 from hubmerge.evaluation.tasks.base import Rows, Task
 
 REPO = "zoo/held-out"

@@ -4,8 +4,6 @@ As there, arguments and results are pickled, an error comes back without its cla
 stays decorated as it was, and a worker that dies is an error. The device is torch's CPU.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The pages under test: one app with a service in memory, sessions signed like gradio's, and a headless Chromium."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Service, board and watchers in memory for the pages' tests: plans from made-up headers, jobs moved by hand."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What the page tests share by name: the OAuth client under test, signed sessions, the running app, and looking."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

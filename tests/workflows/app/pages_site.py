@@ -1,7 +1,5 @@
 """One site in memory where every state of a page is there at once, and its addresses by name."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

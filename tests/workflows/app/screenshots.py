@@ -5,8 +5,6 @@
 Jobs, rules, models and scores are made up (pages_site.py), so that every state of a page is there at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -6,8 +6,6 @@ A page has 400 KB over the wire, compressed, with the scripts, styles and fonts 
 before compression of what is hubmerge's: the HTML, the config of the components, pictures, and what handlers answer.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """The server: other routes beside the pages, a taken port, no sign-in without a provider, and a Space as it is."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The leaderboard and a model's page: in a real browser, and their tables, chart and files without one."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

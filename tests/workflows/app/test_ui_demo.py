@@ -1,7 +1,5 @@
 """The demo as a newcomer meets it: sign in, merge, see the published model, and kill it; and programs with a token."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

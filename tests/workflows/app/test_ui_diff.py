@@ -1,7 +1,5 @@
 """The page of comparisons in a real browser: addresses, who may start and cancel, progress, result, foreign text."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

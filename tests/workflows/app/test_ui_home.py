@@ -1,7 +1,5 @@
 """Home, Docs and Evaluate without a browser: measured figures, public counts, words of docs/, and outcomes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

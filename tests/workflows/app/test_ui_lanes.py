@@ -1,7 +1,5 @@
 """A slow Hub, and many who ask it at once: strangers are refused at once, and everybody else goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

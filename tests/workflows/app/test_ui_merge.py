@@ -1,7 +1,5 @@
 """The merge page without a browser: its form, the recipe that it holds, what is said of its models, and its address."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from functools import cache, partial

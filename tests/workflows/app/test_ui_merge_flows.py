@@ -1,7 +1,5 @@
 """The merge page in a real browser: it checks by itself, understands what is pasted, keeps the form, and starts."""
 
-from __future__ import annotations
-
 from threading import Event
 from typing import Any
 from unittest.mock import Mock

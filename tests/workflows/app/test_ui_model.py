@@ -1,7 +1,5 @@
 """A model's page: verdict, scores, tabs, its card as a stranger's text, and models that nobody scored."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

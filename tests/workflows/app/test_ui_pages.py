@@ -1,7 +1,5 @@
 """The pages in a real browser: the frame that they share, a job from the queue to its end, and the list of jobs."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The panels: numbers by hand, strangers' text escaped, and what is missing left out."""
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import replace

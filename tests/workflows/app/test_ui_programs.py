@@ -1,7 +1,5 @@
 """The named endpoints over HTTP and as tools: who may do what, by a session or a token, and what is refused."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Sign-in: which providers are trusted, and the whole way through the embedded Hub's consent page."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The layers around gradio: what foreign pages may, what is closed and bounded, titles, and addresses that are none."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Compare variants on the merge page: from plain fields to a sweep, its number and time, and a job for each variant."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gradio as gr

@@ -1,7 +1,5 @@
 """The Watchers page: rules, what each did and why it skipped, and the form of a rule; strangers' text stays text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the store keeps on disk: jobs across processes, and sealed tokens, which stand nowhere else."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

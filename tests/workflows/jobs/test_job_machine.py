@@ -1,7 +1,5 @@
 """Random histories against a naive model: no job is lost, no fence is valid twice, ended jobs stay ended."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass, field
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What the store promises about a job: its states, who owns it, its owner's rights, its back-off and its end."""
 
-from __future__ import annotations
-
 import pytest
 from job_helpers import FAULT, FINAL, OUTAGE, REFUSAL, RETRYABLE, FakeClock, claim, claimed, ended, job_id, new_job
 from pydantic import ValidationError

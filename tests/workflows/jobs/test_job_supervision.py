@@ -1,7 +1,5 @@
 """What becomes of a job when its child ends in one way or another, floods its worker, or the database is away."""
 
-from __future__ import annotations
-
 from threading import Event as Flag
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Jobs in real processes: ends, kills, cancellations, restarts, several workers."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

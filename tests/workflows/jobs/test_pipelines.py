@@ -1,7 +1,5 @@
 """The pipelines of jobs: what a merge tells, how evaluations are recorded, and comparisons that everybody finds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

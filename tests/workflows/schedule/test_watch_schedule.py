@@ -1,7 +1,5 @@
 """What the clock schedules, each evaluation once and in the order of its worth, and the clockwork itself."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Decisions as a pure function, who joins and why others do not, and their record: never the same set twice."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -1,7 +1,5 @@
 """Deliveries of the embedded Hub, and what goes wrong in a turn: in the end there is exactly one job."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock

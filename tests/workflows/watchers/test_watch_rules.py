@@ -1,7 +1,5 @@
 """Rules: what is accepted, what is refused and with which field."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rules against the embedded Hub: what a poll merges, leaves out and waits for, and what owners and visitors may do."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

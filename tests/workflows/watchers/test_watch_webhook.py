@@ -1,7 +1,5 @@
 """The route through real HTTP: who is let in, what is kept, and that the same delivery is kept once."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

@@ -8,8 +8,6 @@ visibility than the last time. Every candidate that is left out gets a reason, s
 whole set. A set is base@sha, agents@sha and the recipe, so it is merged once, however many deliveries announce it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
