@@ -106,6 +106,12 @@ def zoo_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProces
 
 
 @pytest.fixture
+def api(zoo_hub: LocalHubProcess) -> HfApi:
+    """Ada, on the Hub with the example models."""
+    return HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
+
+
+@pytest.fixture
 def recipe_file(tmp_path: Path) -> Path:
     """A recipe of a base and two agents in folders beside it, all under MIT."""
     folders = write_parents(tmp_path)

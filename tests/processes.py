@@ -50,6 +50,15 @@ def until(condition: Callable[[], Any], what: str = "", seconds: float = 120.0) 
     return value
 
 
+def is_alive(pid: int) -> bool:
+    """True of a process that is neither gone nor a zombie waiting for its parent."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
 def free_port() -> int:
     """One of this machine that nothing listens on just now."""
     with socket.socket() as probe:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import HfApi
 from plan_helpers import NOWHERE, opened
 from report_helpers import report_data
 from safetensors.numpy import save_file
@@ -177,9 +176,8 @@ def test_an_adapter_on_a_base_of_several_shards_comes_with_their_index_and_its_o
     ],
 )
 def test_an_adapter_without_a_fitting_base_on_the_hub_is_a_finding_about_it(
-    tmp_path, hub, zoo_hub, workdir, base, changes, reason
+    tmp_path, hub, api, workdir, base, changes, reason
 ):
-    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     other = tmp_path / "other"
     shutil.copytree(ZOO / "base", other)
     for shard in other.glob("*.safetensors"):
@@ -195,8 +193,7 @@ def test_an_adapter_without_a_fitting_base_on_the_hub_is_a_finding_about_it(
     assert re.search(reason, result.error.message)
 
 
-def test_a_public_adapter_of_a_private_base_is_told_as_one_of_none(tmp_path, hub, zoo_hub):
-    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
+def test_a_public_adapter_of_a_private_base_is_told_as_one_of_none(tmp_path, hub, api):
     api.create_repo("ada/hidden-base", private=True, exist_ok=True)
     api.upload_folder(repo_id="ada/hidden-base", folder_path=ZOO / "base")
     told = {}

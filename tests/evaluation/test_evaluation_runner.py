@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
-from processes import act_as_ada, until
+from processes import act_as_ada, is_alive, until
 from source_helpers import zoo_adapter
 
 from hubmerge import errors
@@ -44,14 +44,6 @@ class Ending(Unobserved):
             raise self._error
 
 
-def is_alive(pid: int) -> bool:
-    """Zombies are dead."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_a_run_that_ends_well_says_all_and_leaves_no_weights(scripted, hub, workdir, notes):
     result = scripted("answers", observer=notes, options={"dtype": "float32", "limit": 3})
     assert parse_result(result.to_json().encode(), where="x") == result
@@ -72,9 +64,8 @@ def test_a_run_that_ends_well_says_all_and_leaves_no_weights(scripted, hub, work
 
 
 def test_the_result_of_an_adapter_is_its_own_and_names_the_base_that_it_was_merged_onto(
-    scripted, hub, zoo_hub, tmp_path, workdir
+    scripted, hub, api, tmp_path, workdir
 ):
-    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     api.create_repo("ada/lora-agent", exist_ok=True)
     api.upload_folder(repo_id="ada/lora-agent", folder_path=zoo_adapter(tmp_path / "lora"))
     result = scripted("answers", model="ada/lora-agent")

@@ -5,12 +5,9 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-from huggingface_hub import HfApi
 from processes import act_as_ada, as_ada, python
 
 from hubmerge.output.report import Report
-from localhub.process import LocalHubProcess
 
 RECIPE = "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent, zoo/mem-agent]\nmethod: ram_plus\n"
 FILES = {
@@ -18,11 +15,6 @@ FILES = {
     *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
     *(".gitattributes", "README.md", "hubmerge.json", "recipe.yaml"),
 }
-
-
-@pytest.fixture
-def api(zoo_hub: LocalHubProcess) -> HfApi:
-    return HfApi(endpoint=zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
 
 
 def test_run_publishes_a_complete_model_in_one_commit_pins_its_parents_and_again_is_the_same_commit(

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from board_helpers import result, task
-from huggingface_hub import HfApi
 from processes import act_as_ada
 
 from hubmerge.board.results_dataset import ResultsDataset
@@ -46,11 +45,6 @@ def asked(zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(runner, "evaluate", evaluate)
     act_as_ada(monkeypatch, zoo_hub, tmp_path)
     return calls
-
-
-@pytest.fixture
-def api(zoo_hub: LocalHubProcess) -> HfApi:
-    return HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
 
 
 def write(tmp_path: Path, text: str) -> str:

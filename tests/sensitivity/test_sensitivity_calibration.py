@@ -9,7 +9,6 @@ from unittest.mock import Mock
 
 import pytest
 from datasets_by_hand import publish
-from huggingface_hub import HfApi
 from processes import python
 from pydantic import ValidationError
 from sensitivity_helpers import PAIRS, llama, write_rows
@@ -249,19 +248,18 @@ print(json.dumps(out))
 """
 
 
-def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_hub, tmp_path):
-    api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_hub, ada, tmp_path):
 
     def upload(repo: str, rows: list[dict]) -> str:
-        return publish(api, repo, {"train.jsonl": write_rows(tmp_path / "train.jsonl", rows).read_bytes()})
+        return publish(ada, repo, {"train.jsonl": write_rows(tmp_path / "train.jsonl", rows).read_bytes()})
 
     first = upload("ada/calibration", ROWS)
     upload("ada/calibration", ROWS[:20])
     upload("ada/calibration-long", [*ROWS, ROWS[0]])
-    publish(api, "ada/calibration-script", {"calibration-script.py": b"", "train.jsonl": b"{}"})
+    publish(ada, "ada/calibration-script", {"calibration-script.py": b"", "train.jsonl": b"{}"})
     parts = {f"{name}.jsonl": write_rows(tmp_path / name, ROWS[at:]).read_bytes() for name, at in (("a", 3), ("b", 5))}
     configs = "configs:\n" + "".join(f"- {{config_name: {n[0]}, data_files: {n}}}\n" for n in parts)
-    publish(api, "ada/calibration-parts", {"README.md": f"---\n{configs}---\n".encode(), **parts})
+    publish(ada, "ada/calibration-parts", {"README.md": f"---\n{configs}---\n".encode(), **parts})
     data, several = {"data": "ada/calibration"}, {"data": "ada/calibration-parts"}
     asked = [
         {**data, "revision": first},

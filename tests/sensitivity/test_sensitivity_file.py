@@ -11,7 +11,6 @@ from unittest.mock import Mock, call
 import numpy as np
 import pytest
 from builders import T, llama_config, llama_shapes, random_base, tensor, tokenizer_files, write_model
-from huggingface_hub import HfApi
 from plan_helpers import opened
 from processes import printed_by
 from safetensors.numpy import load_file, save_file
@@ -108,10 +107,9 @@ def test_what_is_no_sensitivity_file_is_refused(made, folder, tmp_path):
         read_sensitivity(tmp_path / "nope")
 
 
-def test_a_model_from_the_hub_is_fetched_and_named_by_its_commit(folder, made, local_hub, tmp_path):
-    api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
-    api.create_repo("ada/sensitive-agent")
-    commit = api.upload_folder(repo_id="ada/sensitive-agent", folder_path=folder)
+def test_a_model_from_the_hub_is_fetched_and_named_by_its_commit(folder, made, local_hub, ada, tmp_path):
+    ada.create_repo("ada/sensitive-agent")
+    commit = ada.upload_folder(repo_id="ada/sensitive-agent", folder_path=folder)
     hub = Hub(local_hub.endpoint)
     online = open_model(ModelName.parse("ada/sensitive-agent"), hub, allow_local=False)
     progress = Mock()

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import HfApi
 from numpy.typing import NDArray
 from plan_helpers import NOWHERE, plan_of
 
@@ -108,9 +107,8 @@ def test_an_adapter_reads_as_peft_merges_it(tmp_path, case):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_an_adapter_on_the_hub_is_pinned_fetched_and_read(tmp_path, local_hub):
+def test_an_adapter_on_the_hub_is_pinned_fetched_and_read(tmp_path, local_hub, ada):
     merged = save_family(tmp_path, *CASES["linear"])
-    ada = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
     names = [f"ada/lora-{n}" for n in ("base", "agent0", "agent1")]
     for name in names:
         ada.create_repo(name)

@@ -127,15 +127,6 @@ def ended(store: Store, error: JobError | None = None, **result: Any) -> Job:
     return store.finish(job.id, job.fence, result) if error is None else store.fail(job.id, job.fence, error)
 
 
-def is_alive(pid: int) -> bool:
-    """True of a process that is neither gone nor a zombie waiting for its parent."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
 def make_worker(data: Path, store: Store, function: str, timing: Timing = QUICK, **settings: Any) -> Worker:
     configured = Settings(data_dir=data, secret="test secret", **settings)
     vault = TokenVault.from_settings(configured)

@@ -25,7 +25,6 @@ from job_helpers import (
     HERE,
     QUICK,
     claimed,
-    is_alive,
     job_id,
     job_spec,
     make_worker,
@@ -33,7 +32,7 @@ from job_helpers import (
     running,
     worker_process,
 )
-from processes import ROOT, printed_by, until
+from processes import ROOT, is_alive, printed_by, until
 from pydantic import SecretStr
 
 from hubmerge.errors import HubUnavailableError, PermissionDeniedError
@@ -195,7 +194,7 @@ IN_A_CONTAINER = """
 import os, sys
 from pathlib import Path
 from job_helpers import new_job, worker_process
-from processes import ROOT, printed_by, until
+from processes import ROOT, is_alive, printed_by, until
 from hubmerge.isolation.confinement import adopt_orphans
 from workflows.jobs.store import Store
 adopt_orphans()  # as the first process of a container, which the app is there, does whether it wants or not

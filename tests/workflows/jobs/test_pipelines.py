@@ -154,11 +154,6 @@ def hub(zoo_hub: LocalHubProcess) -> Hub:
 
 
 @pytest.fixture
-def api(zoo_hub: LocalHubProcess) -> HfApi:
-    return HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
-
-
-@pytest.fixture
 def spec(hub: Hub, api: HfApi, tmp_path: Path) -> Callable[..., JobSpec]:
     """spec(model, results): the job of its evaluation."""
 
