@@ -16,7 +16,7 @@ import pytest
 from localhub.process import LocalHubProcess
 
 ROOT = Path(__file__).resolve().parents[1]
-Refused, Done = Callable[..., str], Callable[..., Any]  # the fixtures that run a command
+Done = Callable[..., Any]  # the fixture that runs a command
 
 
 def python(

@@ -2,7 +2,6 @@
 private content may go out."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from huggingface_hub import HfApi, ModelCard
 from processes import Done
 
 from hubmerge.cli.main import main
-
-Fetched = Callable[[str, str], bytes]
 
 
 @pytest.fixture

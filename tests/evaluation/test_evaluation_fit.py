@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from hubmerge.cli.leaderboard import _text
 from hubmerge.errors import DeviceError
 from hubmerge.evaluation import runner
 from hubmerge.evaluation.fit import Weights, fitting_dtype, weights_of
-from hubmerge.evaluation.result import EvaluationResult, parse_result
+from hubmerge.evaluation.result import parse_result
 from hubmerge.evaluation.suites import pin
 from hubmerge.machine import resources
 from hubmerge.recipe.model_name import ModelName
@@ -147,9 +146,6 @@ def _in_float32(folder: Path, config: dict[str, str] | None = None) -> Path:
     for path in folder.glob("*.safetensors"):
         save_file({name: np.zeros(values.shape, np.float32) for name, values in load_file(path).items()}, path)
     return folder
-
-
-Scripted = Callable[..., EvaluationResult]
 
 
 def test_the_board_marks_a_row_that_ran_in_a_narrower_dtype_in_one_of_its_suites():

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import count
@@ -23,7 +22,7 @@ from hubmerge.cli.main import main
 from hubmerge.cli.options import _SUITES
 from hubmerge.engine.sink import sole_owner
 from hubmerge.evaluation import fit, runner
-from hubmerge.evaluation.result import EvaluationResult, parse_result
+from hubmerge.evaluation.result import parse_result
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
 from hubmerge.evaluation.suites import SUITES, pin
 from hubmerge.isolation import child
@@ -334,6 +333,3 @@ def test_a_child_inherits_by_an_allow_list_and_a_proxy_only_with_the_network(mon
     monkeypatch.setattr("site.ENABLE_USER_SITE", True)  # what pip installed for the user alone
     monkeypatch.setattr("site.getuserbase", lambda: "/home/ada/.local")
     assert evaluation_environment({}, network=False) == {"PYTHONUSERBASE": "/home/ada/.local"}
-
-
-Scripted = Callable[..., EvaluationResult]

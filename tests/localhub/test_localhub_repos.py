@@ -1,6 +1,5 @@
 """Repos and their discussions: who may make, see, change, move and delete them, as the real client finds them."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -8,8 +7,6 @@ import pytest
 from huggingface_hub import DiscussionComment, HfApi
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 from raw_requests import ask, status_of
-
-Fresh = Callable[[], str]
 
 
 def test_whoami_tells_name_orgs_and_role_of_each_token(ada, bob, carol):

@@ -311,9 +311,6 @@ def test_a_serialized_header_is_these_very_bytes():
     assert ranges == {"b": (start, start + 12), "a": (start + 12, start + 16), "e": (start + 16, start + 16)}
 
 
-CheckedCall = Callable[[], object]
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [

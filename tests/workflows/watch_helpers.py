@@ -4,7 +4,7 @@ import http.client
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from workflows.watchers.webhook import PATH, Push
 
 SECRET = "the webhook's secret"
 RIGHT = {"X-Webhook-Secret": SECRET}
-BotFor = Callable[..., Bot]
 _numbers = itertools.count(1)
 BASE_WEIGHTS = random_base(seed=0)
 

@@ -531,10 +531,7 @@ FILE = {"method": "sar", "calibration": {"data": "/etc/passwd", "prompt": "q", "
         ({"base": "/etc"}, RuleError),
         ({"colour": 1}, RuleError),
         ({"agents": {}}, RuleError),
-        (
-            {"recipe": {"method": "sar", "calibration": {"data": "/etc/passwd", "prompt": "q", "answer": "a"}}},
-            RecipeError,
-        ),
+        ({"recipe": FILE}, RecipeError),
     ],
 )
 def test_a_trial_of_what_is_no_rule_or_names_a_file_is_refused(bot_for, changes, kind):
