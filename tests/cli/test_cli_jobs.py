@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 from processes import act_as_ada
-from pydantic import SecretStr
 
 from hubmerge.cli.main import main
-from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 from workflows.jobs.jobs import JobError, NewJob, State
 from workflows.jobs.store import Store
@@ -38,7 +36,7 @@ def test_failed_jobs_are_listed_and_tried_again_with_the_token_of_the_environmen
     assert (jobs[MINE]["state"], jobs[OTHER]["state"]) == ("queued", "failed")
     sealed = store.sealed_token(MINE)
     assert sealed is not None
-    vault = TokenVault.from_settings(Settings(data_dir=tmp_path, secret=SecretStr("a secret of the app")))
+    vault = TokenVault([b"a secret of the app"], local_hub.endpoint)
     assert vault.open(MINE, sealed, store.clock.now()).get_secret_value() == local_hub.tokens["ada"]
 
 

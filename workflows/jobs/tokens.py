@@ -1,10 +1,11 @@
 """User tokens at rest: sealed for one job, readable only with the Space's secret, wiped with the job's end.
 
     key        = HKDF-SHA256(secret, info)                      one per line of the secret
-    ciphertext = Fernet(key).encrypt({job id, token})
+    ciphertext = Fernet(key).encrypt({job id, host of the Hub, token})
 
-The job id is sealed in with the token, so a ciphertext moved to another job's row opens nothing. To rotate
-the secret, put the new one on the first line and keep the old one below it until its jobs have ended.
+The job id is sealed in with the token, so a ciphertext moved to another job's row opens nothing; with the Hub's host,
+an app that is pointed at another Hub sends it no token of the first one's users. To rotate the secret, put the new one
+on the first line and keep the old one below it until its jobs have ended.
 """
 
 import base64
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from urllib.parse import urlsplit
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -44,7 +46,8 @@ class SealedToken:
 class TokenVault:
     """Seals and opens; holds keys, never tokens."""
 
-    def __init__(self, secrets_newest_first: Sequence[bytes]) -> None:
+    def __init__(self, secrets_newest_first: Sequence[bytes], endpoint: str = "") -> None:
+        self._host = urlsplit(endpoint).hostname
         self._fernet = MultiFernet(
             [Fernet(base64.urlsafe_b64encode(derived(secret, _INFO))) for secret in secrets_newest_first]
         )
@@ -52,10 +55,11 @@ class TokenVault:
     @classmethod
     def from_settings(cls, settings: Settings) -> "TokenVault":
         """Keys from the configured secret, else from a random one that stays in the data folder."""
-        return cls(secret_lines(settings.secret) or [random_secret(settings.data_dir / KEY_FILE)])
+        known = secret_lines(settings.secret) or [random_secret(settings.data_dir / KEY_FILE)]
+        return cls(known, settings.endpoint)
 
     def seal(self, job_id: str, token: SecretStr, expires_at: datetime | None = None) -> SealedToken:
-        document = json.dumps({"job": job_id, "token": token.get_secret_value()})
+        document = json.dumps({"job": job_id, "hub": self._host, "token": token.get_secret_value()})
         return SealedToken(
             ciphertext=self._fernet.encrypt(document.encode()).decode(),
             expires_at=iso(expires_at) if expires_at else None,
@@ -73,6 +77,14 @@ class TokenVault:
             )
         with suppress(InvalidToken):
             document = json.loads(self._fernet.decrypt(sealed.ciphertext.encode()))
+            if (host := document.get("hub")) not in (None, self._host):
+                raise LoginError(
+                    "needs login: the stored token is one of another Hub",
+                    where=f"job {job_id[:12]}",
+                    expected=str(host),
+                    got=str(self._host),
+                    next_step="Sign in again and submit the job once more, or set HF_ENDPOINT as it was.",
+                )
             if document["job"] == job_id:
                 return SecretStr(document["token"])
         raise LoginError(

@@ -226,6 +226,14 @@ def test_a_rotated_secret_still_opens_what_the_old_one_sealed(tmp_path):
         vault(tmp_path, "old secret").open("job", new, NOW)
 
 
+def test_an_app_that_is_pointed_at_another_hub_sends_it_no_token_of_the_first():
+    first = TokenVault([b"secret"], "https://huggingface.co")
+    sealed = first.seal("job", TOKEN)
+    assert first.open("job", sealed, NOW).get_secret_value() == CANARY
+    with pytest.raises(LoginError, match=r"expected huggingface\.co, got hub\.example"):
+        TokenVault([b"secret"], "https://hub.example").open("job", sealed, NOW)
+
+
 def test_a_secret_of_bytes_that_are_no_text_is_refused_without_being_shown(tmp_path):
     with pytest.raises(SettingsError, match="a secret is no text") as refusal:
         vault(tmp_path, os.fsdecode(b"new\n\xff\xfeold"))
