@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import Mock
 from urllib.parse import parse_qs, urlsplit
 
+import gradio as gr
 import httpx
 import pytest
 from pages_fake import FakeService, job_view
@@ -26,6 +27,7 @@ from hubmerge.settings import Settings
 from workflows import serve
 from workflows.app.app import QUEUE_MAX, build_app, launch_app
 from workflows.app.lanes import ANONYMOUS_EACH
+from workflows.app.session import Sessions
 
 SETTINGS = Settings(endpoint="http://127.0.0.1:9")
 ON_A_SPACE = """
@@ -122,6 +124,16 @@ def test_a_call_of_a_program_leaves_little_in_memory():
             assert tracemalloc.get_traced_memory()[0] < 10 * 100_000
         finally:
             tracemalloc.stop()
+
+
+def test_a_page_s_session_keeps_no_settings_of_what_it_was_shown():
+    sessions, demo = Sessions(), build_app(FakeService(), settings=SETTINGS, sign_in=False)
+    sessions.set_blocks(demo)
+    state = sessions["a page"]
+    [number, *_] = [number for number, block in demo.blocks.items() if isinstance(block, gr.HTML)]
+    state[number] = gr.HTML("long" * 1000, render=False)
+    state._update_value_in_config(number, "long" * 1000)
+    assert len(state.config_values) == 0
 
 
 def test_the_queue_is_bounded_and_skipping_it_is_not_allowed():
