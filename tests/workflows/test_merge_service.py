@@ -19,7 +19,7 @@ from workflows.jobs.jobs import JobNotFoundError, NewJob, State, iso
 from workflows.jobs.tokens import TokenVault
 from workflows.values import MergeRequest, Visitor
 
-VAULT = TokenVault([b"test secret"])
+VAULT = TokenVault([b"test secret"], "http://127.0.0.1")
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
 
 
