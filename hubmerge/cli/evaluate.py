@@ -42,7 +42,6 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         batch_size=arguments.batch_size,
         device=arguments.device,
         dtype=arguments.dtype,
-        backend=arguments.backend,
         wall_s=arguments.wall_limit,
         memory_bytes=arguments.memory_limit,
     )

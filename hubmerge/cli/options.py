@@ -168,8 +168,6 @@ def of_evaluate(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=words)
     words = "auto: as the model is stored; any other makes it another suite version"
     command.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help=words)
-    words = "what generates the answers; default: transformers"
-    command.add_argument("--backend", choices=("transformers", "vllm"), default="transformers", help=words)
     command.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts at once; default: 32")
     words = "when the run ends at the latest; default: 14400"
     command.add_argument("--wall-limit", type=seconds, default=4 * 3600.0, metavar="SECONDS", help=words)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hubmerge.isolation.confinement import Limits, confine, give_way, take_own_network
+from hubmerge.isolation.confinement import Limits, confine, give_way
 from hubmerge.isolation.in_child import Reporter, run
 
 _MAX_FILE_BYTES = 16 * 10**9  # journals and details; the model is read, not written
@@ -52,9 +52,6 @@ def confine_child(spec: Mapping[str, Any]) -> None:
     """Give up the network and take on the limits of the spec."""
     give_way()
     on_gpu = spec["device"] == "cuda"
-    needs_loopback = spec["backend"] == "vllm"
-    if needs_loopback:
-        take_own_network()
     confine(
         Limits(
             cpu_s=spec["cpu_s"],
@@ -62,7 +59,7 @@ def confine_child(spec: Mapping[str, Any]) -> None:
             file_bytes=_MAX_FILE_BYTES,
             processes=_MAX_PROCESSES,
         ),
-        network=needs_loopback,
+        network=False,
     )
 
 

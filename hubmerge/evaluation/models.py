@@ -77,7 +77,7 @@ def load_model(spec: Mapping[str, Any]) -> Any:
     try:
         # before the weights, which take long
         check_template(AutoTokenizer.from_pretrained(MODEL_FOLDER, trust_remote_code=False, local_files_only=True))
-        model = _vllm(spec) if spec["backend"] == "vllm" else _transformers(spec)
+        model = _transformers(spec)
         if model.tokenizer.eos_token is None:
             raise EvaluationError("the tokenizer has no end-of-sequence token", expected="eos_token", got="none")
     except HubmergeError:
@@ -106,37 +106,23 @@ def _transformers(spec: Mapping[str, Any]) -> Any:
     return StrictModel(config)
 
 
-def _vllm(spec: Mapping[str, Any]) -> Any:
-    from lighteval.models.vllm.vllm_model import VLLMModel, VLLMModelConfig
-
-    return VLLMModel(
-        VLLMModelConfig(
-            model_name=MODEL_FOLDER,
-            dtype=spec["dtype"],
-            max_model_length=spec["max_model_len"],
-            seed=0,
-            cache_dir=spec["cache"],
-            generation_parameters={"temperature": 0, "seed": 0},
-        )
-    )
-
-
 def batch_tokens(model: Any, spec: Mapping[str, Any]) -> int | None:
-    """How many tokens, prompts and answers together, a batch may have; None where the backend decides that itself.
+    """How many tokens, prompts and answers together, a batch may have; None where the model's config
+    does not say what a token takes.
 
     The limit is the memory for keys and values, which grows with every token. They may take a quarter of the run's
     memory, beside weights, activations and logits. It is computed from the machine's size, not from what is free now,
     so that a resumed run makes the same batches.
     """
-    per_token = _bytes_of_a_token(model, spec)
+    per_token = _bytes_of_a_token(model)
     if per_token is None:
-        return None  # vLLM, or no transformer as we know it; the number of prompts alone bounds a batch
+        return None  # the number of prompts alone bounds a batch
     return max(1, int(SHARE_OF_CACHE * _memory_bytes(spec) / per_token))
 
 
 def require_room_for(tokens: int, model: Any, spec: Mapping[str, Any], where: str) -> None:
     """DeviceError where the keys and values of one prompt with its answer do not fit beside the weights."""
-    per_token = _bytes_of_a_token(model, spec)
+    per_token = _bytes_of_a_token(model)
     if per_token is None:
         return
     most = max(0, _memory_bytes(spec) - model.model.get_memory_footprint()) // per_token
@@ -154,10 +140,8 @@ def _memory_bytes(spec: Mapping[str, Any]) -> int:
     return int(torch.cuda.mem_get_info()[1] if spec["device"] == "cuda" else spec["memory_bytes"])
 
 
-def _bytes_of_a_token(model: Any, spec: Mapping[str, Any]) -> int | None:
-    """Of its keys and values; None where the backend keeps them itself, or the model's config does not say it."""
-    if spec["backend"] != "transformers":
-        return None
+def _bytes_of_a_token(model: Any) -> int | None:
+    """Of its keys and values; None where the model's config does not say it."""
     config = model.model.config.get_text_config()
     layers, width = getattr(config, "num_hidden_layers", None), getattr(config, "hidden_size", None)
     heads = getattr(config, "num_attention_heads", None)

@@ -157,9 +157,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         lighteval itself only logs it."""
         longest, name, of = self.model.max_length, asked.definition.name, len(asked.docs)
         size = min(asked.docs[0].generation_size or 1, longest)
-        # transformers cuts a prompt that fills the model; vLLM one that leaves too little for the longest answer
-        room = longest - (size if self._spec["backend"] == "vllm" else 1)
-        cut = self.truncated[name] = sum(tokens > room for tokens in asked.tokens.values())
+        cut = self.truncated[name] = sum(tokens >= longest for tokens in asked.tokens.values())
         if cut > MAX_TRUNCATED * of:
             raise EvaluationError(
                 "the model cannot read the prompts of a task",
@@ -179,7 +177,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         return {
             "model": self._spec["identity"],
             "rules": RULES,
-            "backend": self._spec["backend"],
+            "backend": "transformers",
             "dtype": self._spec["dtype"],
             "device": self._spec["device"],
             "max_model_len": self._spec["max_model_len"],

@@ -9,7 +9,7 @@ out of time goes on, `details/` has one parquet file per task with every prompt,
 
 If a model cannot be evaluated, that is a finding about the model: a result with status "failed" and the reason, never a
 score of zero. A failure that says nothing about the model raises instead: an unknown suite, a dataset or Hub that does
-not answer, a backend that is not installed, too little disk, a device that is not there, a process that cannot be
+not answer, a package that is not installed, too little disk, a device that is not there, a process that cannot be
 confined, a cancellation. A run that was killed, or ran out of memory or time, raises MachineFaultError the first time,
 since another program on the machine can cause this. If the next run gets no further, the model is to blame.
 """
@@ -70,7 +70,6 @@ from hubmerge.sources.config import quantized
 from hubmerge.sources.open import open_model
 from hubmerge.sources.staged import stage_model
 
-Backend = Literal["transformers", "vllm"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DETAILS = "details"
 CHILD_MODULE = "hubmerge.evaluation.child"
@@ -96,13 +95,12 @@ _ABOUT_THE_MODEL = (EvaluationError, MemoryLimitError, FormatError, HeaderError,
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Options of a run. Only `limit`, `dtype` and `backend` should change a score."""
+    """Options of a run. Only `limit` and `dtype` should change a score."""
 
     limit: int | None = None  # rows per task; part of the suite's version
     batch_size: int = 32  # prompts at most; fewer where the memory does not hold their tokens
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: str = "auto"  # auto: as stored, or bfloat16 where that does not fit; part of the suite's version
-    backend: Backend = "transformers"
     wall_s: float = 4 * 3600.0
     memory_bytes: int | None = None  # of the evaluating process; None: 90% of what this machine lets it use
     data_cache: Path | None = None  # fetched rows, to be shared between runs; None: in the run's folder
@@ -289,15 +287,6 @@ def _check(options: EvaluateOptions, suite: PinnedSuite) -> None:
         raise EvaluationError(f"batch size and wall limit must be positive, and at most {most}")
     if options.device == "cuda" and not resources.device_there():
         raise DeviceError("there is no CUDA device here", next_step="Evaluate on the CPU: --device cpu.")
-    if options.backend == "vllm":
-        found = importlib.util.find_spec("vllm") is not None
-        if not found or _device(options.device) != "cuda":
-            raise EvaluationError(
-                "the backend vllm is not installed",
-                expected="the package vllm and a CUDA device",
-                got=f"without {'a CUDA device' if found else 'the package vllm'}",
-                next_step="Use the backend transformers.",
-            )
 
 
 def _device(asked: str) -> Literal["cpu", "cuda"]:
@@ -336,7 +325,6 @@ def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
         "device": options.device,
         "dtype": run.dtype,
         "weights": asdict(run.weights),
-        "backend": options.backend,
         "max_model_len": run.suite.suite.max_model_len,
         "memory_bytes": run.memory_bytes,
         "cpu_s": math.ceil(options.wall_s * resources.cores()),
@@ -359,7 +347,7 @@ def _identity(run: _Run) -> str:
     """A digest of what an answer depends on besides its prompt and dtype: the weights, config and tokenizer as they
     were staged, and the libraries that compute it."""
     weights = [run.model.ref.sha] if run.whole is None else [run.model.ref.sha, run.whole.base.ref.sha]
-    versions = {name: version(name) for name in ("lighteval", "torch", "transformers", run.options.backend)}
+    versions = {name: version(name) for name in ("lighteval", "torch", "transformers")}
     digest = hashlib.sha256(json.dumps([weights, versions], sort_keys=True).encode())
     for path in sorted((run.workdir / "model").rglob("*")):
         if path.is_file() and path.suffix != ".safetensors":
@@ -414,7 +402,7 @@ def _record(
         lighteval=version("lighteval"),
         transformers=version("transformers"),
         torch=version("torch"),
-        backend=run.options.backend,
+        backend="transformers",
         batch_size=run.batch_size,
         seed=0,
         seconds=round(time.monotonic() - run.started, 1),

@@ -9,25 +9,17 @@ The filter also refuses what would lead around it: io_uring (which opens sockets
 or writing other processes and taking over their files (ptrace, process_vm_*, pidfd_getfd), mounts and namespaces,
 kernel keys and modules, bpf, userfaultfd. A kernel that cannot do this ends in DeviceError, never in a process
 that runs unconfined.
-
-vLLM talks to itself over 127.0.0.1, so it gets a network of its own instead (`take_own_network`): a new network
-namespace, inside a new user namespace so that the process has no power over the one it came from, with a loopback
-interface and no way out. Kernels and containers that do not allow this end in DeviceError too.
 """
 
 import ctypes
 import errno
-import fcntl
 import os
 import resource
 import signal
 import socket
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from hubmerge.errors import DeviceError
 from hubmerge.isolation import seccomp
 from hubmerge.isolation.seccomp import SyscallRule, refused
 
@@ -35,9 +27,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
-_NEW_USER_AND_NETWORK = 0x10000000 | 0x40000000
-_SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
-_IFF_UP = 0x1
 
 # Ways out that no evaluation needs. clone3 passes its flags in memory, where a filter cannot look: without it the
 # C library falls back to clone.
@@ -134,39 +123,3 @@ def require_no_network() -> None:
     except OSError as error:
         raise seccomp.unconfinable(f"a socket was refused for another reason: {error}") from error
     raise seccomp.unconfinable("a socket opened in spite of the filter")
-
-
-def take_own_network() -> None:
-    """Move this process, which must have a single thread, into a network that holds a loopback interface only."""
-    user, group = os.getuid(), os.getgid()
-    if seccomp.libc().unshare(_NEW_USER_AND_NETWORK) != 0:
-        raise _no_own_network(os.strerror(ctypes.get_errno()))
-    try:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-            fcntl.ioctl(control, _SIOCSIFFLAGS, _interface("lo", _flags(control, "lo") | _IFF_UP))
-            others = [name for _, name in socket.if_nameindex() if name != "lo"]
-            up = [name for name in others if _flags(control, name) & _IFF_UP]
-    except OSError as error:
-        raise _no_own_network(str(error)) from error
-    if up:
-        raise _no_own_network(f"the interface {up[0]} is up")
-
-
-def _interface(name: str, flags: int = 0) -> bytes:
-    return struct.pack("16sh14x", name.encode(), flags)  # struct ifreq
-
-
-def _flags(control: socket.socket, name: str) -> int:
-    return int(struct.unpack("16sh14x", fcntl.ioctl(control, _SIOCGIFFLAGS, _interface(name)))[1])
-
-
-def _no_own_network(why: str) -> DeviceError:
-    return DeviceError(
-        "a process cannot have a network of its own on this machine",
-        expected="user and network namespaces",
-        got=why,
-        next_step="Use the backend transformers, which needs no network.",
-    )

@@ -256,20 +256,17 @@ def loaded() -> Any:
     return types.SimpleNamespace(model=held)
 
 
-MACHINE = {"backend": "transformers", "device": "cpu", "memory_bytes": 4 * 256 * 1000}
-BY_VLLM = {**MACHINE, "backend": "vllm"}
+MACHINE = {"device": "cpu", "memory_bytes": 4 * 256 * 1000}
 
 
 def test_a_batch_takes_a_quarter_of_the_memory_for_keys_and_values(loaded):
     assert models.batch_tokens(loaded, MACHINE) == 1000
-    assert models.batch_tokens(None, BY_VLLM) is None
 
 
 def test_a_prompt_whose_keys_and_values_do_not_fit_beside_the_weights_is_refused(loaded):
     models.require_room_for(3906, loaded, MACHINE, "zoo_mem")  # 1,024,000 − 24,000 bytes, 256 a token
     with pytest.raises(DeviceError, match=r"at most 3,906 tokens.*3,907"):
         models.require_room_for(3907, loaded, MACHINE, "zoo_mem")
-    models.require_room_for(10**9, None, BY_VLLM, "zoo_mem")  # it has a budget of its own
 
 
 def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(monkeypatch):
@@ -280,7 +277,7 @@ def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(monkeypatch
 
     def dtype(stored: str, elements: float, asked: str = "auto", **changes: Any) -> str:
         weights = {"stored": stored, "elements": int(elements)}
-        spec = {"device": "cuda", "backend": "transformers", "dtype": asked, "weights": weights, **changes}
+        spec = {"device": "cuda", "dtype": asked, "weights": weights, **changes}
         return str(models.with_fitting_dtype(spec)["dtype"])
 
     assert dtype("float32", 1e9) == "float32"
@@ -291,13 +288,12 @@ def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(monkeypatch
         dtype("bfloat16", 13e9)
 
 
-def cut(backend: str, longest: int, of: int) -> tuple[int, int]:
+def cut(longest: int, of: int) -> tuple[int, int]:
     """How many of the prompts of 92, 20, 20, … tokens are cut, and the number of warnings."""
     warned: list[str] = []
     line = types.SimpleNamespace(
         model=types.SimpleNamespace(max_length=longest),
         truncated={},
-        _spec={"backend": backend},
         _reporter=types.SimpleNamespace(warning=warned.append),
     )
     prompts = asked({str(k): 92 if k == 0 else 20 for k in range(of)})
@@ -306,12 +302,11 @@ def cut(backend: str, longest: int, of: int) -> tuple[int, int]:
 
 
 def test_a_cut_prompt_is_counted_and_more_than_one_in_twenty_are_refused():
-    assert cut("transformers", 200, 20) == (0, 0)
-    assert cut("transformers", 101, 20) == (0, 1)  # 92 of 101 positions leave 9 for an answer of 10: a warning
-    assert cut("transformers", 92, 20) == (1, 1)
+    assert cut(200, 20) == (0, 0)
+    assert cut(101, 20) == (0, 1)  # 92 of 101 positions leave 9 for an answer of 10: a warning
+    assert cut(92, 20) == (1, 1)
     with pytest.raises(EvaluationError, match=r"at most 5%.*1 of 19"):
-        cut("transformers", 92, 19)
-    assert [cut("vllm", n, 20) for n in (102, 101)] == [(0, 0), (1, 1)]  # it cuts the prompt to keep the answer's room
+        cut(92, 19)
 
 
 PROMPTS = [
