@@ -193,6 +193,8 @@ class _Run:
         merged = ModelName(id=published.repo, revision=published.commit)
         parents = model_facts(self.hub, open_model(merged, self.hub, allow_local=False)).parents
         names = [merged, *(ModelName(id=p.id, revision=p.sha) for p in parents if is_hub_id(p.id))]
+        if folders := ", ".join(p.id for p in parents if not is_hub_id(p.id)):
+            self.terminal.warning(f"only models of the Hub are measured beside the merge, and no folders: {folders}")
         self.refuse_to_expose(names[1:])
         results = []
         for name in names:

@@ -72,6 +72,12 @@ def test_the_merge_and_every_parent_are_measured_recorded_and_shown_on_the_card(
     assert len(api.list_repo_commits("ada/scored")) == commits
 
 
+def test_parents_that_are_folders_are_not_measured_and_that_is_told(asked, capsys):
+    assert main(["run", "examples/recipes/ram_plus.yaml", "--to", "ada/of-folders", "--evaluate", "zoo"]) == 0
+    assert asked == [("ada/of-folders", "test")]
+    assert "no folders: ../zoo/base, ../zoo/math, ../zoo/tool, ../zoo/mem" in capsys.readouterr().err
+
+
 def test_nothing_is_merged_for_a_dataset_that_the_token_cannot_write_to(
     api, asked, tmp_path, monkeypatch, refused, name
 ):
