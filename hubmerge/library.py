@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, overload
 from hubmerge import line
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.pins import NEWEST_ELSEWHERE, Pins, RunPins, going_on, pins_in
-from hubmerge.engine.progress import Observer, Unobserved
+from hubmerge.engine.progress import Observer, Unwatched
 from hubmerge.engine.sink import sole_owner
 from hubmerge.errors import FolderInUseError, RecipeError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.login import hub_of_user
 from hubmerge.line import Prepared, Request
 from hubmerge.output.finished import load_report, publish_folder
-from hubmerge.output.publish import Published, Target, find_published
+from hubmerge.output.publish import Published, Target, find_published, license_stays
 from hubmerge.output.report import Report
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.file import load_recipe, located, model_here
@@ -198,8 +198,8 @@ def merge_and_publish(
     if ranks.first(prepared.published):  # by a run that was killed before it could say so, or simply again
         published = find_published(hub, target, prepared.identity)
     if published is not None:
-        if request.license is not None:
-            observer.warning(f"{target.repo} holds this merge already and stays as it is, its license too")
+        if told := license_stays(hub, target.repo, request.license):
+            observer.warning(told)
         with suppress(FolderInUseError):  # by the run that has published it, and still reads what it has made
             if work.is_dir():
                 with sole_owner(work):
@@ -247,12 +247,12 @@ def publish(
     Raises RecipeError where the folder is no finished merge, would expose private parents, or needs a `license`;
     CorruptError where a shard has other bytes than its manifest says; TargetExistsError, PermissionDeniedError.
     """
-    target, observer = Target(to, private, public), observer or Unobserved()
+    target, observer = Target(to, private, public), observer or Unwatched()
     return publish_folder(target, Path(folder), hub or _hub(), observer, license_choice=license)
 
 
 def evaluate(
-    model: str | ModelName,
+    model: str | Path | ModelName,
     suite: str | PinnedSuite,
     *,
     split: Split = "test",
@@ -273,7 +273,7 @@ def evaluate(
 
     require("eval", "an evaluation")
     observer, hub, settings = _begun(observer), hub or _hub(), load_settings()
-    name = model_here(model, observer.warning) if isinstance(model, str) else model
+    name = model_here(model, observer.warning) if isinstance(model, str | Path) else model
     options = options or runner.EvaluateOptions()
     if not isinstance(suite, PinnedSuite):
         suite = pin(suite, hub, split, limit=options.limit, dtype=options.dtype)
@@ -297,7 +297,7 @@ def _recipe(recipe: RecipeLike) -> Recipe:
 
 
 def _begun(observer: Observer | None) -> Observer:
-    observer = observer or Unobserved()
+    observer = observer or Unwatched()
     observer.stage("resolve")
     return observer
 

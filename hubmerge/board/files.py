@@ -102,7 +102,7 @@ def results_folder(named: str) -> Path | None:
         return None
     folder = Path(os.path.expanduser(named))  # which leaves an unknown user as it is
     if not folder.is_dir():
-        raise ResultError("no such folder of results", where=named, next_step="Name another (HUBMERGE_RESULTS).")
+        raise ResultError("no such folder of results", where=named, next_step="Name another (--results).")
     return folder
 
 

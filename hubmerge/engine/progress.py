@@ -1,5 +1,6 @@
 """How far the line is: its observer, and the way there from the stream and the cache."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -58,6 +59,13 @@ class Observer(Protocol):
 
 class Unobserved(Observer):
     """An observer that looks away."""
+
+
+class Unwatched(Unobserved):
+    """An observer that looks away; warnings are Python's."""
+
+    def warning(self, message: str) -> None:
+        warnings.warn(message, stacklevel=2)
 
 
 class OfRank(Unobserved):

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hubmerge import __version__
+from hubmerge.engine.options import Device, check_device
 from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.engine.sink import sole_owner
 from hubmerge.errors import (
@@ -99,7 +100,7 @@ class EvaluateOptions:
 
     limit: int | None = None  # rows per task; part of the suite's version
     batch_size: int = 32  # prompts at most; fewer where the memory does not hold their tokens
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     dtype: str = "auto"  # auto: as stored, or bfloat16 where that does not fit; part of the suite's version
     wall_s: float = 4 * 3600.0
     memory_bytes: int | None = None  # of the evaluating process; None: 90% of what this machine lets it use
@@ -280,6 +281,7 @@ def _check(options: EvaluateOptions, suite: PinnedSuite) -> None:
             got=f"no {', '.join(missing)}",
             next_step="Use Python 3.11 or 3.12, where pip installs them; docs/evaluation.md says how to build them.",
         )
+    check_device(options.device)
     if options.dtype not in DTYPES:
         raise EvaluationError("there is no such dtype", expected=", ".join(DTYPES), got=ascii(options.dtype)[1:-1][:80])
     if not (1 <= options.batch_size <= MAX_SMALL and 0 < options.wall_s <= MAX_SECONDS):

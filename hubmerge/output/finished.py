@@ -20,7 +20,7 @@ from hubmerge.hub.client import Hub
 from hubmerge.hub.transfer import SMALL_FILE_BYTES
 from hubmerge.machine.disk_errors import writing
 from hubmerge.output.card import card_of
-from hubmerge.output.publish import Published, Shard, Target, find_published, publish
+from hubmerge.output.publish import Published, Shard, Target, find_published, license_stays, publish
 from hubmerge.output.report import Parent, Report
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.text.wording import counted, json_file, named
@@ -119,8 +119,9 @@ def publish_folder(
     if license_choice is not None or report.license.get("id", "unknown") == "unknown":
         known = strictest([p.license for p in report.parents])
         stated = replace(stated, license=choose(known, license_choice).as_dict())
-    if license_choice is not None and find_published(hub, target, report.identity) is not None:
-        observer.warning(f"{target.repo} holds this merge already and stays as it is, its license too")
+    again = license_choice is not None and find_published(hub, target, report.identity) is not None
+    if again and (told := license_stays(hub, target.repo, license_choice)):
+        observer.warning(told)
     observer.stage("publish")
     shards = [Shard(f.name, f.size, f.sha256, None if f.name in uploaded else folder / f.name) for f in report.files]
     weights, small = {f.name for f in report.files}, {}

@@ -103,6 +103,13 @@ def find_published(hub: Hub, target: Target, identity: str) -> Published | None:
     return _published(hub, target, identity, state.head) if state.state == "ours" else None
 
 
+def license_stays(hub: Hub, repo: str, asked: str | None) -> str:
+    """A warning where a merge that is published already has another license than the one `asked` for, or ""."""
+    if asked in (None, hub.repo_state(repo).license):
+        return ""
+    return f"{repo} holds this merge already and stays as it is, its license too"
+
+
 def check_writer(hub: Hub, repo: str) -> None:
     """PermissionDeniedError where the token may not write to the repo's namespace."""
     namespace = repo.partition("/")[0]

@@ -112,7 +112,7 @@ def preferring_folders(name: ModelName, folder: Path) -> tuple[ModelName, str]:
     return ModelName(id=f"./{name.id}", local=True), note
 
 
-def model_here(text: str, warn: Callable[[str], None]) -> ModelName:
+def model_here(text: str | Path, warn: Callable[[str], None]) -> ModelName:
     """The model that an argument of a command names; relative folders begin at the working folder.
 
     Raises RecipeError for text that names no model.

@@ -30,13 +30,13 @@ class ModelName(BaseModel):
     local: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> "ModelName":
+    def parse(cls, text: str | os.PathLike[str]) -> "ModelName":
         """`org/name`, `org/name@revision`, or a folder.
 
         The meaning of a text does not depend on which folders exist: `a/b` is a Hub id, and the folder of that name is
-        written `./a/b`.
+        written `./a/b`. A path of Python is a folder.
         """
-        text = text.strip()
+        text = text.strip() if isinstance(text, str) else os.path.join(".", text)
         if not text:
             raise ValueError("no model is named")
         if "://" in text:
@@ -74,7 +74,7 @@ def _not_of_the_hub(name: str, revision: str | None) -> str:
 def _model_from_text(value: Any) -> Any:
     if isinstance(value, ModelName):
         return value
-    if not isinstance(value, str):
+    if not isinstance(value, str | os.PathLike):
         raise ValueError("a model is written as text: org/name, org/name@revision or ./folder")
     return ModelName.parse(value)
 

@@ -93,7 +93,7 @@ class AgentSpec(_Frozen):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        return {"model": value} if isinstance(value, str | ModelName) else value
+        return {"model": value} if isinstance(value, str | os.PathLike | ModelName) else value
 
 
 class Recipe(_Frozen):

@@ -10,6 +10,7 @@ from processes import ROOT, act_as_ada, printed_by
 
 import hubmerge
 from hubmerge.cli.main import main
+from hubmerge.evaluation.runner import EvaluateOptions
 from localhub.process import LocalHubProcess
 
 OFFERED = ("inspect", "probe", "merge", "publish", "evaluate", "leaderboard")
@@ -60,6 +61,13 @@ def test_recipes_are_mappings_files_or_recipes(place):
     (place / "recipe.yaml").write_text(json.dumps(RECIPE))
     plan = hubmerge.inspect(RECIPE)
     assert plan.identity == hubmerge.inspect("recipe.yaml").identity == hubmerge.inspect(plan.recipe).identity
+    zoo = ROOT / "examples" / "zoo"
+    (place / "base").symlink_to(zoo / "base")
+    written = hubmerge.inspect({**RECIPE, "base": "./base", "agents": [str(zoo / "math"), str(zoo / "tool")]})
+    paths = {"base": Path("base"), "agents": [zoo / "math", {"model": zoo / "tool"}]}
+    assert hubmerge.inspect({**RECIPE, **paths}).recipe == written.recipe
+    with pytest.raises(hubmerge.HubmergeError, match=r"no such folder in \./mergd"):
+        hubmerge.evaluate(Path("mergd"), "zoo")
 
 
 def test_what_is_returned_shows_itself_in_one_line(place):
@@ -79,6 +87,16 @@ def test_a_merge_goes_to_one_place(place):
         hubmerge.merge(RECIPE)  # type: ignore[call-overload]
     with pytest.raises(hubmerge.HubmergeError, match="expected one of out and to"):
         hubmerge.merge(RECIPE, "out", to="ada/both")  # type: ignore[call-overload]
+
+
+def test_who_asks_for_a_gpu_that_is_not_there_is_told(place, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.warns(UserWarning, match="finds no CUDA device"):
+        hubmerge.merge(RECIPE, "out", options=hubmerge.StreamOptions(device="cuda"))
+    with pytest.raises(hubmerge.HubmergeError, match="E_DEVICE: there is no such device: expected auto, cpu, cuda"):
+        hubmerge.StreamOptions(device="cuda:0")  # type: ignore[arg-type]
+    with pytest.raises(hubmerge.HubmergeError, match="got gpu"):
+        hubmerge.evaluate("zoo/base", "zoo", options=EvaluateOptions(device="gpu"))  # type: ignore[arg-type]
 
 
 def test_the_command_and_the_library_make_the_same_folder(place):
