@@ -22,13 +22,16 @@ _BELOW = {
     "pickled models": ("/pytorch_model.bin", "/pytorch_model.bin.index.json"),  # refused with what converts them
 }
 # what trainers leave in their own formats, and the command that writes safetensors from it, for the folder `{0}`
+_VERL = "python -m verl.model_merger merge --backend fsdp --local_dir {0} --target_dir {0}/huggingface"
 _TRAINED = (
+    # the merger then writes what the adapter was trained on, too
     (
-        re.compile(r"(?:(.+)/)?model_world_size_\d+_rank_\d+\.pt"),
-        "shards of verl",
-        "python -m verl.model_merger merge --backend fsdp --local_dir {0} --target_dir {0}/huggingface",
-        "/huggingface",
+        re.compile(r"(?:(.+)/)?lora_train_meta\.json"),
+        "an adapter's shards of verl",
+        _VERL,
+        "/huggingface/lora_adapter",
     ),
+    (re.compile(r"(?:(.+)/)?model_world_size_\d+_rank_\d+\.pt"), "shards of verl", _VERL, "/huggingface"),
     (
         re.compile(r"(?:(.+)/)?zero_to_fp32\.py"),
         "shards of DeepSpeed",
@@ -121,9 +124,9 @@ class Place:
             parts = {match[1] or "" for f in self.files if (match := pattern.fullmatch(f))}
             for part in sorted((p for p in parts if not p or _FOLDER.fullmatch(p)), key=_latest_first):
                 below, fetch = f"/{part}".rstrip("/"), ""
-                done = (below + result).lstrip("/")
-                if any(done + end in self.files for end in _BELOW["models"]):  # saved as a model, too
-                    return f"models in {done}", self._take(done)
+                for kind in ("adapters", "models"):  # saved as one, too
+                    if done := [f for f in self._below(_BELOW[kind]) if f"/{f}/".startswith(f"{below}/")]:
+                        return f"{kind} in {done[0]}", self._take(done[0])
                 here, name = shlex.quote(str(self.folder)), self._local(below + result)
                 if self.folder is None:
                     fetch, here = self._fetch()

@@ -369,6 +369,17 @@ def test_what_a_trainer_keeps_on_the_hub_is_fetched_before_it_is_converted():
 BELOW: dict[tuple[str, ...], str] = {
     ("run/zero_to_fp32.py", "run/model.safetensors"): "models in run. Name one: {}/run.",
     ("a/model_world_size_1_rank_0.pt", "a/huggingface/model.safetensors"): "models in a/huggingface. Name one",
+    ("run/zero_to_fp32.py", "run/adapter_config.json"): "adapters in run. Name one: {}/run.",
+    # verl's merger writes the weights that an adapter was trained on, too
+    (
+        "a/model_world_size_1_rank_0.pt",
+        "a/huggingface/model.safetensors",
+        "a/huggingface/lora_adapter/adapter_config.json",
+    ): "adapters in a/huggingface/lora_adapter. Name one",
+    (
+        "a/model_world_size_1_rank_0.pt",
+        "a/lora_train_meta.json",
+    ): "an adapter's shards of verl in a. If you trust it, convert it, and name {}/a/huggingface/lora_adapter: python",
     (
         "checkpoint-9/pytorch_model.bin",
         "checkpoint-10/pytorch_model.bin",
