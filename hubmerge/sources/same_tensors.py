@@ -29,7 +29,8 @@ a copy (Pop2Piano's config says so, falsely): it is merged with the same random 
 torch.compile, FSDP and activation checkpointing also wrap modules within a model; their names are taken out wherever
 they stand, where that alone makes the names equal. A prefix is taken off or put on only if that alone makes the names
 equal to the base's, and no other prefix does. So are names that older versions of transformers and torch gave:
-LayerNorm.gamma and beta, weight_g and weight_v.
+LayerNorm.gamma and beta, weight_g and weight_v. Models that see have other names in their files than in transformers'
+classes since 4.52 (`model.language_model.`), by which adapters and some trainers save them: parts are told by the rest.
 """
 
 import re
@@ -57,6 +58,8 @@ _AGES = {
 }
 # names of wrappers around modules, of torch.compile, FSDP and activation checkpointing
 WRAPPERS = re.compile(r"^(?:_orig_mod\.)?module\.|(?<![^.])_(?:orig_mod|(?:fsdp|checkpoint)_wrapped_module)\.")
+# where models that see have their parts, in files and in transformers' classes
+_PART = re.compile(r"^(?:model\.language_model|language_model\.model|language_model|model)\.")
 PREFIXES = ("model.", "transformer.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 
 
@@ -274,7 +277,8 @@ def renaming(
     if fits(names):
         return None
     aged = {name: name if name in base else _of_another_age(name) for name in names}
-    candidates = [("names of tensors are those of another version of transformers or torch than the base's", aged)]
+    aging = "names of tensors are those of another version of transformers or torch than the base's"
+    candidates = [(aging, aged)]
     for prefix in PREFIXES:
         off = {name: name.removeprefix(prefix) for name in names}
         on = {name: name if name in base else prefix + name for name in names}
@@ -289,6 +293,9 @@ def renaming(
 
     words = "names of wrappers, such as '_orig_mod.', are taken out of its tensors' names to match the base"
     found = fitting(candidates) or fitting([(words, {name: WRAPPERS.sub("", name) for name in names})])
+    sees = any("language_model." in n or not (n.startswith("model.") or is_head(n)) for n in base)
+    if not found and sees and len(parts := {_PART.sub("", name): name for name in base}) == len(base):
+        found = fitting([(aging, {name: parts.get(_PART.sub("", name), name) for name in names})])
     return found[0] if len(found) == 1 else None
 
 

@@ -409,6 +409,10 @@ NAMES, BARE = [*BASE], [name.removeprefix("model.") for name in BASE]
 OLDER = [*NAMES, "a.LayerNorm.gamma", "a.LayerNorm.beta", "c.weight_g", "c.weight_v"]
 NEWER = [*NAMES, "a.LayerNorm.weight", "a.LayerNorm.bias"]
 NEWER += [f"c.parametrizations.weight.original{n}" for n in (0, 1)]
+# models that see, as files have them (Qwen2.5-VL, LLaVA), and as their classes do, whose names adapters have
+QWEN_VL = ["lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "visual.a.weight"]
+LLAVA = [f"language_model.{n}" for n in QWEN_VL[:3]] + ["vision_tower.a.weight"]
+IN_CLASSES = [QWEN_VL[0], *(n.replace("model.", "model.language_model.") for n in QWEN_VL[1:3]), "model.{}.a.weight"]
 OTHER_VERSION, WRAPPERS = "of another version of transformers or torch", "names of wrappers, such as '_orig_mod.'"
 # the base's names, an agent's, and what is said
 ALIGNED: dict[str, tuple[list[str], list[str], str]] = {
@@ -416,6 +420,9 @@ ALIGNED: dict[str, tuple[list[str], list[str], str]] = {
     "a prefix beside a head": (BARE, NAMES, "the prefix 'model.' is taken off those of its tensors that have it"),
     "older names": (NEWER, OLDER, OTHER_VERSION),
     "newer names": (OLDER, NEWER, OTHER_VERSION),
+    "Qwen2.5-VL in its class": (QWEN_VL, [n.format("visual") for n in IN_CLASSES], OTHER_VERSION),
+    "Qwen2.5-VL from files": ([n.format("visual") for n in IN_CLASSES], QWEN_VL, OTHER_VERSION),
+    "LLaVA in its class": (LLAVA, [n.format("vision_tower") for n in IN_CLASSES], OTHER_VERSION),
     "torch.compile": (NAMES, [f"_orig_mod.module.{n}" for n in NAMES], WRAPPERS),
     "torch.compile within": (NAMES, [n.replace("model.", "model._orig_mod.", 1) for n in NAMES], WRAPPERS),
     "DDP of a compiled model": (NAMES, [f"module._orig_mod.{n}" for n in NAMES], WRAPPERS),
