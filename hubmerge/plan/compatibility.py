@@ -16,6 +16,7 @@ from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.adapter_config import WITH_PEFT
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.config import quantized
+from hubmerge.sources.folder import ADAPTER_CONFIG
 from hubmerge.sources.lora import adapter_parts
 from hubmerge.sources.remedies import origin_of
 from hubmerge.sources.same_tensors import IN_A_LAYER, WRAPPERS, is_embedding
@@ -88,6 +89,7 @@ def repeated(base: Model, agents: Sequence[Model]) -> list[Problem]:
 
 def _again(agent: Model, got: str, next_step: str, *, of_base: bool) -> Problem:
     what = "an agent is the base itself" if of_base else "the same agent stands twice"
+    next_step += _trained_beside(agent) if of_base else ""
     return incompatible(what, where=str(agent.ref), got=got, next_step=next_step)
 
 
@@ -125,13 +127,19 @@ def refuse_equal_to_base(agents: Sequence[Model], statistics: Statistics) -> Non
             "an agent changed none of the merged tensors",
             where=str(agent.ref),
             got="the base's value in every element",
-            next_step="Remove it.",
+            next_step=f"Remove it.{_trained_beside(agent)}",
         )
         for k, agent in enumerate(agents)
         if total.elements and total.identical[k] == total.elements
     ]
     if problems:
         raise IncompatibleError("these models cannot be merged", problems=problems)
+
+
+def _trained_beside(agent: Model) -> str:
+    """The other way out of an agent that is the base, where what was trained lies beside or below these weights."""
+    found = [n for n in agent.files if n.rpartition("/")[2] == ADAPTER_CONFIG and agent.adapter is None]
+    return f" Or name its adapter ({ascii(found[0])[1:-1][:80]}) as a folder of its own." if found else ""
 
 
 def agent_problems(base: Model, agent: Model, ignoring: str | None = None) -> list[Problem]:
@@ -144,14 +152,15 @@ def agent_problems(base: Model, agent: Model, ignoring: str | None = None) -> li
         # every other problem would follow from this one
         step = f"Remove {agent.ref.id} or choose its own base."
         return [unfit("another architecture", expected=expected, got=got, next_step=step)]
-    problems = _quantized(agent, {n: t for n, t in agent.tensors.items() if n not in base.tensors})
+    added = {n: t for n, t in agent.tensors.items() if n not in base.tensors}
+    problems = [] if agent.adapter else _quantized(agent, added)  # an adapter has the base's config
     if parts := adapter_parts(base, agent):
         what, expected = "an adapter that is not merged into the weights beside it", "the base's tensors alone"
         step = (
             "Save it anew after PEFT's merge_and_unload(), or name the adapter that PEFT's own save_pretrained writes."
         )
         problems.append(unfit(what, expected=expected, got=named(parts), next_step=step))
-    if problems:  # it stores other tensors by its nature
+    if problems or quantized(base.config):  # they store other tensors by their nature
         return problems
     base_tensors, tensors = base.tensors, agent.tensors
     resized = any(
@@ -231,7 +240,7 @@ def _dtype_problem(model: Model, names: Sequence[str], otherwise: str) -> Proble
 def differences(base: Model, agent: Model) -> list[str]:
     """Warnings about differences that do not forbid the merge."""
     notes = [f"{words}; the merge keeps the base's" for words in other_settings(base, agent)]
-    if agent.adapter is None and "adapter_config.json" in agent.files:
+    if agent.adapter is None and ADAPTER_CONFIG in agent.files:
         notes.append(
             f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are"
         )

@@ -31,7 +31,7 @@ from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model, StoredTensor, Vocabulary
 from hubmerge.sources.companions import Companions, select_companions
-from hubmerge.sources.config import config_problems, merged_config, told
+from hubmerge.sources.config import config_problems, merged_config, quantized, told
 from hubmerge.sources.derived import BorrowedTensor, DerivedTensor, ZeroTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
 from hubmerge.sources.lora import resident_bytes
@@ -226,7 +226,8 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     if recipe.dtype is None and (dtype := method.default_dtype(method.typical(recipe.parameters))):
         recipe = recipe.model_copy(update={"dtype": dtype})
     seen = views_of(base, agents, recipe.ignore, partial(with_added_rows, keeper=recipe.tokenizer_of))
-    foreign = {str(a.ref) for a in seen.agents if architecture(a) != architecture(seen.base)}
+    unlike = quantized(seen.base.config)  # what else differs would follow from this one, as from the architecture
+    foreign = {str(a.ref) for a in seen.agents if unlike or architecture(a) != architecture(seen.base)}
     problems = [*_unfit(recipe, agents), *(p for p in seen.problems if p.where not in foreign)]
     if base.adapter is not None:  # every other problem would follow from this one
         raise IncompatibleError("these models cannot be merged", problems=tuple(problems))

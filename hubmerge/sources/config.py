@@ -138,7 +138,10 @@ def _elsewhere(model: Model, key: str, what: str, expected: str) -> Problem:
 def quantized(config: Mapping[str, Any]) -> tuple[str, Any] | None:
     """Where a config.json or a table in it says that the weights stand for others, and what it says there."""
     stated = ((path, key, table.get(key)) for path, table in _tables(config) for key in _QUANTIZATION)
-    return next(((f"{path}.{key}" if path else key, value) for path, key, value in stated if value), None)
+    found = next(((f"{path}.{key}" if path else key, value) for path, key, value in stated if value), None)
+    if found and isinstance(found[1], dict):  # what tells its kind, first
+        return found[0], dict(sorted(found[1].items(), key=lambda item: item[0] != "quant_method"))
+    return found
 
 
 def _looked_up(model: Model) -> Iterator[Problem]:

@@ -15,6 +15,7 @@ from hubmerge.plan.compatibility import refuse_equal_folders
 from hubmerge.plan.plan import WHOLE_SHARD_BYTES
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.sources.adapter_config import AdapterConfig
 from hubmerge.sources.base import Model
 
 
@@ -135,6 +136,23 @@ def test_weights_of_integers_are_refused_before_they_are_fetched_though_no_confi
     floats = model("org/base", {**SHAPES, positions: (1, 8)}, dtypes={positions: "I64"})
     of_agent = problems(floats, *models[1:])[0]
     assert ("they store in org/a@" in of_agent) == bool(end), "else its dtype is told"
+
+
+def test_of_a_quantized_base_no_agent_is_blamed():
+    config = {**CONFIG, "quantization_config": {"ignore": ["lm_head"], "quant_method": "awq"}}
+    base = model("org/base", {**SHAPES, "model.layers.0.mlp.up_proj.weight": (6, 1), NORM: (5,)}, config=config)
+    adapter = replace(model("org/b", {"base_model.model.x.lora_A.weight": (7,)}), adapter=AdapterConfig(8, 16.0))
+    (problem,) = problems(base, A, adapter)
+    assert "in config.json of org/base@" in problem
+    assert "got {'quant_method': 'awq', 'ignore'" in problem, "its kind comes first"
+
+
+def test_an_agent_that_is_the_base_beside_an_adapter_is_told_of_it():
+    """As verl's merger leaves those of an adapter: the weights that it was trained on, and the adapter below."""
+    name = "lora_adapter/adapter_config.json"
+    agent = model("org/x", sha256=BASE.files["model.safetensors"].sha256)
+    (problem,) = problems(BASE, A, B, replace(agent, files={**agent.files, name: FileInfo(name, 1)}))
+    assert "Remove it: it changes nothing. Or name its adapter (lora_adapter/adapter_config.json)" in problem
 
 
 def test_many_tensors_are_counted_rather_than_all_named():
