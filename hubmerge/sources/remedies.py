@@ -100,9 +100,10 @@ class Place:
                 return self._error(expected, f"{kind} in {', '.join(below[:3])}", self._take(below[0]))
         found = sorted(f for f in self.files if PurePosixPath(f).suffix in _OTHER)
         named = ", ".join(ascii(f)[1:-1] for f in found[:3]) or "neither"
-        if any(f.endswith(".gguf") for f in found):
-            origin = origin_of(self.card) or "the model that it was made from"
-            return self._error(expected, f"{named} (GGUF, quantized for inference)", f"Name {origin} instead.")
+        for suffix, made in ((".gguf", "GGUF, quantized"), (".onnx", "ONNX, made")):
+            if any(f.endswith(suffix) for f in found):
+                origin = origin_of(self.card) or "the model that it was made from"
+                return self._error(expected, f"{named} ({made} for inference)", f"Name {origin} instead.")
         step = (
             "Only safetensors is opened; convert it with its trainer's tools, or ask the author."
             if found
@@ -124,8 +125,8 @@ class Place:
             parts = {match[1] or "" for f in self.files if (match := pattern.fullmatch(f))}
             for part in sorted((p for p in parts if not p or _FOLDER.fullmatch(p)), key=_latest_first):
                 below, fetch = f"/{part}".rstrip("/"), ""
-                for kind in ("adapters", "models"):  # saved as one, too
-                    if done := [f for f in self._below(_BELOW[kind]) if f"/{f}/".startswith(f"{below}/")]:
+                for kind, at in (("adapters", below), ("models", below + result)):  # saved as one, too
+                    if done := [f for f in self._below(_BELOW[kind]) if f"/{f}/".startswith(f"{at}/")]:
                         return f"{kind} in {done[0]}", self._take(done[0])
                 here, name = shlex.quote(str(self.folder)), self._local(below + result)
                 if self.folder is None:

@@ -366,6 +366,14 @@ def test_what_a_trainer_keeps_on_the_hub_is_fetched_before_it_is_converted():
     assert "name ./org-a: hf download org/a --local-dir org-a && python org-a/zero_to_fp32.py org-a org-a --" in told
 
 
+@pytest.mark.parametrize(("file", "kind"), [("a-Q4.gguf", "GGUF, quantized"), ("onnx/model.onnx", "ONNX, made")])
+def test_what_was_made_for_inference_leads_to_the_model_that_its_card_names(file, kind):
+    card = {"base_model": "org/whole"}
+    place = Place("org/a@1", "org/a", None, {file: FileInfo(file, 1)}, card, lambda *at: b"", lambda path, most: b"")
+    told = str(place.without_weights("model.safetensors", {}))
+    assert f"got {file} ({kind} for inference). Name org/whole instead." in told
+
+
 BELOW: dict[tuple[str, ...], str] = {
     ("run/zero_to_fp32.py", "run/model.safetensors"): "models in run. Name one: {}/run.",
     ("a/model_world_size_1_rank_0.pt", "a/huggingface/model.safetensors"): "models in a/huggingface. Name one",
@@ -379,6 +387,7 @@ BELOW: dict[tuple[str, ...], str] = {
     (
         "a/model_world_size_1_rank_0.pt",
         "a/lora_train_meta.json",
+        "a/huggingface/model.safetensors",  # that of the base; of a run's folder no adapter below is seen
     ): "an adapter's shards of verl in a. If you trust it, convert it, and name {}/a/huggingface/lora_adapter: python",
     (
         "checkpoint-9/pytorch_model.bin",
