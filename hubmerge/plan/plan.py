@@ -38,7 +38,7 @@ from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
 from hubmerge.sources.same_tensors import drawn_as
 from hubmerge.sources.views import ignoring_line, unmatched, views_of, without
-from hubmerge.sources.vocabulary import with_added_rows, with_vocab_size, without_added_rows
+from hubmerge.sources.vocabulary import add_rows, cut_added_rows, with_vocab_size
 from hubmerge.text.wording import counted, incompatible, named
 
 
@@ -225,7 +225,7 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     method = get_method(recipe.method)
     if recipe.dtype is None and (dtype := method.default_dtype(method.typical(recipe.parameters))):
         recipe = recipe.model_copy(update={"dtype": dtype})
-    seen = views_of(base, agents, recipe.ignore, partial(with_added_rows, keeper=recipe.tokenizer_of))
+    seen = views_of(base, agents, recipe.ignore, partial(add_rows, keeper=recipe.tokenizer_of))
     unlike = quantized(seen.base.config)  # what else differs would follow from this one, as from the architecture
     foreign = {str(a.ref) for a in seen.agents if unlike or architecture(a) != architecture(seen.base)}
     problems = [*_unfit(recipe, agents), *(p for p in seen.problems if p.where not in foreign)]
@@ -286,7 +286,7 @@ def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
     """
     ignored = ignored_by(recipe.ignore)
     (left_base, *dropped), (left_agent, *more) = (without(model, ignored) for model in (base, agent))
-    seen = views_of(left_base, [left_agent], rows=without_added_rows)
+    seen = views_of(left_base, [left_agent], rows=cut_added_rows)
     problems = list(seen.problems)
     if base.adapter is None:  # else every other problem would follow from this one
         problems += base_problems(seen.base, frozenset(*dropped))

@@ -1,7 +1,7 @@
 """A model as it is known before any weight is read: its pinned place, its files, its tensors.
 
-`Model` is a frozen description made from headers alone. `TensorReader` (reader.py) is the way to bytes. `View` and
-`Views` are models as the merge sees them, which views.py makes step by step.
+`Model` is a frozen description made from headers alone. `TensorReader` (reader.py) is the way to bytes. `Views` are
+models as the merge sees them, which views.py makes step by step.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.adapter_config import AdapterConfig
 from hubmerge.sources.ancestry import Ancestor
 from hubmerge.sources.header import TensorEntry
+from hubmerge.text.wording import incompatible
 
 
 @dataclass(frozen=True)
@@ -101,22 +102,21 @@ class Model:
         return tuple(dict.fromkeys(t.shard for t in self.tensors.values()))
 
 
-@dataclass(frozen=True)
-class View:
-    """A model as the merge sees it, with problems and notes."""
-
-    model: Model
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
+@dataclass
 class Views:
-    """Base and agents as the merge sees them, with problems and notes."""
+    """Base and agents as the merge sees them, which each step changes, and what the steps have to say."""
 
     base: Model
-    agents: tuple[Model, ...]
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[str, ...] = ()
+    agents: list[Model]
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     vocabulary: Vocabulary | None = None  # where agents add rows to the base's
     kept: frozenset[str] = frozenset()  # names of the base that the recipe ignores
+
+    @property
+    def models(self) -> list[Model]:
+        return [self.base, *self.agents]
+
+    def refuse(self, what: str, **words: str) -> None:
+        """Note a problem; `words` are those of `incompatible`."""
+        self.problems.append(incompatible(what, **words))

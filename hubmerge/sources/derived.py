@@ -3,8 +3,7 @@
     BorrowedTensor  another model's tensor, as it is: what an adapter leaves to its base
     ScaledTensor    fp8 elements times the scale of their tensor, row or block
     AdaptedTensor   W + s·B·A of a LoRA adapter, without a full copy of anything
-    ExtendedTensor  a base's rows, followed by the rows that an agent's vocabulary adds
-    UnitedTensor    a table of rows, some of which are those that several agents' vocabularies add
+    JoinedTensor    a table of a base's rows, and of those that agents' vocabularies add
     ZeroTensor      zeros: the update from a tensor to them is the tensor itself, with the sign turned round
 
 Elements are computed in float32, each by itself in a fixed order, so the range that is asked for changes no bit. Like a
@@ -13,7 +12,9 @@ They nest: an adapter's W may be fp8.
 """
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Protocol, Self
 
 import ml_dtypes
@@ -24,7 +25,8 @@ from hubmerge.numerics.dtypes import STORAGE, Float32
 from hubmerge.sources.base import StoredTensor
 
 BASE = 0  # the base's place among the models of a merge
-Holders = tuple[tuple[int, int], ...]  # of a row: which of several tables have it, and as which row of theirs
+# of the first of some rows: which tables (0: its own) have it and as which row of theirs; several make a mean
+Holders = tuple[tuple[int, int], ...]
 _PANEL_ELEMENTS = 32 * 1024  # of a low-rank product at a time: sum and term stay in the second cache level
 
 
@@ -144,58 +146,39 @@ class AdaptedTensor(_ChangedTensor):
 
 
 @dataclass(frozen=True)
-class ExtendedTensor(_ChangedTensor):
-    """The rows of `own`, then those of `added` beyond them."""
+class JoinedTensor(_ChangedTensor):
+    """Rows of `own` and of other tables, one part after the other."""
 
-    added: StoredTensor
-
-    @classmethod
-    def of(cls, own: StoredTensor, added: StoredTensor) -> "ExtendedTensor":
-        return cls._of(own, added, dtype="F32", shape=added.entry.shape)
-
-    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
-        end = self.own.entry.elements
-        inside = max(0, min(count, end - start))
-        parts = []
-        if inside:
-            parts.append(elements.values(model, self.own, start, inside))
-        if inside < count:
-            parts.append(elements.values(model, self.added, start + inside, count - inside))
-        return np.concatenate(parts) if parts else np.empty(0, np.float32)
-
-
-@dataclass(frozen=True)
-class UnitedTensor(_ChangedTensor):
-    """The rows of `own`, but from row `first` on the means of rows that others have for the same token."""
-
-    others: tuple[BorrowedTensor, ...]
-    first: int
-    means: tuple[Holders, ...]  # one for each of these rows
+    others: tuple[StoredTensor, ...]
+    parts: tuple[tuple[int, Holders], ...]  # each from its first row on, up to the next one's
 
     @classmethod
     def of(
-        cls, own: StoredTensor, others: tuple[BorrowedTensor, ...], first: int, means: tuple[Holders, ...], rows: int
+        cls, own: StoredTensor, others: tuple[StoredTensor, ...], parts: tuple[tuple[int, Holders], ...], rows: int
     ) -> Self:
-        return cls._of(own, others, first, means, dtype="F32", shape=(rows, *own.entry.shape[1:]))
+        return cls._of(own, others, parts, dtype="F32", shape=(rows, *own.entry.shape[1:]))
+
+    @classmethod
+    def extended(cls, own: StoredTensor, by: StoredTensor) -> Self:
+        """The rows of `own`, then those of `by` beyond them."""
+        end = own.entry.shape[0]
+        return cls.of(own, (by,), ((0, ((0, 0),)), (end, ((1, end),))), by.entry.shape[0])
 
     def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
         width = self.entry.shape[1]
-        parts, end = [np.empty(0, np.float32)], start + count
+        found, end = [np.empty(0, np.float32)], start + count
         while start < end:
-            row, column = divmod(start, width)
-            if self.first <= row < self.first + len(self.means):
-                take = min(end - start, width - column)
-                parts.append(self._mean(elements, model, self.means[row - self.first], column, take))
-            else:
-                until = self.first * width if row < self.first else end
-                take = min(end, until) - start
-                parts.append(elements.values(model, self.own, start, take))
+            number = bisect_right(self.parts, start // width, key=itemgetter(0))
+            first, held = self.parts[number - 1]
+            until = self.parts[number][0] * width if number < len(self.parts) else end
+            take = min(end, until) - start
+            found.append(self._mean(elements, model, held, start - first * width, take))
             start += take
-        return np.concatenate(parts)
+        return np.concatenate(found)
 
-    def _mean(self, elements: Elements, model: int, held: Holders, column: int, count: int) -> Float32:
-        tables = [(self.others[other], row * self.entry.shape[1] + column) for other, row in held]
-        first, *more = (elements.values(model, tensor, start, count) for tensor, start in tables)
+    def _mean(self, elements: Elements, model: int, held: Holders, offset: int, count: int) -> Float32:
+        tables, width = (self.own, *self.others), self.entry.shape[1]
+        first, *more = (elements.values(model, tables[table], row * width + offset, count) for table, row in held)
         with np.errstate(all="ignore"):  # NaN and Inf are for the caller to count
             for values in more:
                 first = first + values

@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
-from hubmerge.sources.base import Model, StoredTensor, View
+from hubmerge.sources.base import Model, StoredTensor, Views
 from hubmerge.sources.derived import ScaledTensor
-from hubmerge.text.wording import dims, incompatible, named
+from hubmerge.text.wording import dims, named
 
 FP8 = ("F8_E4M3", "F8_E5M2")
 _BLOCK = (128, 128)
@@ -27,7 +27,7 @@ _CONFIGS = ("quantization_config", "compression_config")
 _METHODS = ("fp8", "fbgemm_fp8")  # of quantization_config, with nothing but fp8 in it
 
 
-def with_scales(model: Model) -> View:
+def with_scales(model: Model, told: Views) -> Model:
     """The model with every fp8 tensor times its scale. A tensor without a fitting scale is left as it is."""
     tensors = dict(model.tensors)
     strange: list[str] = []
@@ -52,28 +52,23 @@ def with_scales(model: Model) -> View:
             if other in tensors:
                 del tensors[other]
                 unused.append(other)
-    problems = []
     if strange:
-        problems.append(
-            incompatible(
-                "fp8 tensors whose scales are of an unknown form",
-                where=str(model.ref),
-                expected="one scale, one per row, or one per block of 128×128",
-                got=named(strange),
-                next_step="Convert the model to bfloat16.",
-            )
+        told.refuse(
+            "fp8 tensors whose scales are of an unknown form",
+            where=str(model.ref),
+            expected="one scale, one per row, or one per block of 128×128",
+            got=named(strange),
+            next_step="Convert the model to bfloat16.",
         )
     if not any(isinstance(t, ScaledTensor) for t in tensors.values()):
-        return View(model, tuple(problems))
+        return model
     config = dict(model.config)
     for key in _CONFIGS:
         if _is_plain_fp8(config.get(key)):
             del config[key]
-    warnings = []
     if unused:
-        warnings.append(f"{model.ref.id}: scales of activations are left out: {named(unused)}")
-    seen = replace(model, tensors=MappingProxyType(tensors), config=MappingProxyType(config))
-    return View(seen, tuple(problems), tuple(warnings))
+        told.warnings.append(f"{model.ref.id}: scales of activations are left out: {named(unused)}")
+    return replace(model, tensors=MappingProxyType(tensors), config=MappingProxyType(config))
 
 
 def _block(tensor: StoredTensor, scale: StoredTensor, config: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -16,18 +16,18 @@ one.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
-from hubmerge.errors import Problem
 from hubmerge.hub.names import is_hub_id
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.adapter_config import FOUR_BITS, WITH_PEFT, AdapterConfig
-from hubmerge.sources.base import Model, StoredTensor, View
+from hubmerge.sources.base import Model, StoredTensor, Views
 from hubmerge.sources.derived import BASE, AdaptedTensor, BorrowedTensor
 from hubmerge.sources.same_tensors import renaming, tied_to_head
-from hubmerge.text.wording import dims, incompatible, named
+from hubmerge.text.wording import dims, named
 
 _WRAPPER = "base_model.model."
 _LINEAR = re.compile(r"(.+)\.lora_([AB])\.weight", re.ASCII)
@@ -48,37 +48,34 @@ class _Parts:
     unknown: list[str] = field(default_factory=list)
 
 
-def attached(base: Model, agent: Model) -> View:
+def attached(base: Model, agent: Model, told: Views) -> Model:
     """The adapter `agent` as a model of its own: the base's tensors, changed.
 
     `base` and its tensors are those that the merge sees.
     """
     config = agent.adapter
     assert config is not None
-    where = str(agent.ref)
     parts = _sorted(agent)
-    problems: list[Problem] = []
+    refuse = partial(told.refuse, where=str(agent.ref))
     half = [f"{n} (no {'B' if 'A' in pair else 'A'})" for n, pair in parts.factors.items() if len(pair) != 2]
     if parts.unknown or half:
         what, expected = "an adapter with tensors that cannot be merged", "pairs of lora_A and lora_B, and full tensors"
         got = named([*parts.unknown, *half])
-        problems.append(incompatible(what, where=where, expected=expected, got=got, next_step=WITH_PEFT))
+        refuse(what, expected=expected, got=got, next_step=WITH_PEFT)
     elif not parts.factors:
-        what = "an adapter without a pair of lora_A and lora_B"
-        problems.append(incompatible(what, where=where, next_step="Remove it."))
-    hints, warnings = _base_hint(base, agent, config)
-    problems += hints
+        refuse("an adapter without a pair of lora_A and lora_B", next_step="Remove it.")
+    _tell_base(base, agent, config, told)
     targets = {*parts.factors, *parts.full}
     renamed = renaming(targets, base.tensors, lambda names: all(n in base.tensors for n in names))
     names: Mapping[str, str] = {n: n for n in targets}
     if renamed is not None:
         words, names = renamed
-        warnings.append(f"{agent.ref.id}: {words}")
+        told.warnings.append(f"{agent.ref.id}: {words}")
     tensors: dict[str, StoredTensor] = {n: BorrowedTensor.of(t, BASE) for n, t in base.tensors.items()}
     tensors |= {names[n]: t for n, t in parts.full.items()}
     if touched := tied_to_head(base, [names[n] for n in sorted(targets)]):
         what, expected = "an adapter of an embedding that the base ties to its head", "an adapter of other layers"
-        problems.append(incompatible(what, where=where, expected=expected, got=named(touched), next_step=WITH_PEFT))
+        refuse(what, expected=expected, got=named(touched), next_step=WITH_PEFT)
     step = f"Remove {agent.ref.id} or choose the base it was trained from."
     if config.base_name and config.base_name != base.ref.id:
         step = f"Choose the adapter's own base, {ascii(config.base_name)[1:-1][:120]}, or remove {agent.ref.id}."
@@ -88,7 +85,7 @@ def attached(base: Model, agent: Model) -> View:
         what, expected = "an adapter of tensors that the base does not have", f"tensors of {base.ref.id}"
         # transformers' classes may have other names than their files, which PEFT stores
         either = f"{step} If it is that one: {WITH_PEFT[0].lower()}{WITH_PEFT[1:]}"
-        problems.append(incompatible(what, where=where, expected=expected, got=named([*missing]), next_step=either))
+        refuse(what, expected=expected, got=named([*missing]), next_step=either)
     unfit: list[str] = []
     adapted: dict[str, AdaptedTensor] = {}
     for name, pair in parts.factors.items():
@@ -101,10 +98,13 @@ def attached(base: Model, agent: Model) -> View:
             adapted[names[name]] = made
     if unfit:
         what, expected = "adapter tensors that do not fit the base", f"A and B for the shapes of {base.ref.id}"
-        problems.append(incompatible(what, where=where, expected=expected, got=named(unfit), next_step=step))
-    problems += _orientation_problems(base, adapted, config, {names[n] for n in parts.embeddings}, where)
-    seen = replace(agent, config=base.config, tensors=MappingProxyType({**tensors, **adapted}))
-    return View(seen, tuple(problems), tuple(warnings))
+        refuse(what, expected=expected, got=named(unfit), next_step=step)
+    if square := _either_way(base, adapted, config, {names[n] for n in parts.embeddings}):
+        what = "adapter tensors that may be stored either way round"
+        expected = f"others as fan_in_fan_out says, which is {str(config.fan_in_fan_out).lower()}"
+        got = named([f"{n}: square, and fan_in_fan_out is not what others show" for n in square])
+        refuse(what, expected=expected, got=got, next_step=WITH_PEFT)
+    return replace(agent, config=base.config, tensors=MappingProxyType({**tensors, **adapted}))
 
 
 def adapter_parts(base: Model, agent: Model) -> list[str]:
@@ -151,29 +151,26 @@ def _sorted(agent: Model) -> _Parts:
     return parts
 
 
-def _base_hint(base: Model, agent: Model, config: AdapterConfig) -> tuple[list[Problem], list[str]]:
-    """Notes and problems from the adapter's own name for its base: a Hub id, or a path on its author's machine."""
+def _tell_base(base: Model, agent: Model, config: AdapterConfig, told: Views) -> None:
+    """Say what the adapter's own name for its base tells: a Hub id, or a path on its author's machine."""
     name = config.base_name
     if name == base.ref.id:
-        if config.base_revision in (None, base.ref.sha, base.ref.requested):
-            return [], []
-        revision = ascii(config.base_revision)[1:-1][:80]
-        return [], [f"{agent.ref.id}: it was trained on {base.ref.id} at {revision}, and is applied to {base.ref}"]
-    told = "no base" if name is None else ascii(name)[1:-1][:120]
-    note = f"{agent.ref.id}: its adapter_config.json names {told}; it is applied to {base.ref.id}"
-    if name is None or base.ref.kind != "hub" or "/" not in name or not is_hub_id(name):
-        return [], [note]
-    own, other = (FOUR_BITS.sub("", repo.lower()).rpartition("/")[2] for repo in (base.ref.id, name))
-    if own == other or config.of_base:
-        return [], [note]  # a copy of the same model under another owner, perhaps in the 4 bits that QLoRA trains on
-    problem = incompatible(
-        "an adapter of another model",
-        where=str(agent.ref),
-        expected=base.ref.id,
-        got=told,
-        next_step=f"Choose {told} as the base; if both are the same weights, correct base_model_name_or_path.",
-    )
-    return [problem], []
+        if config.base_revision not in (None, base.ref.sha, base.ref.requested):
+            revision = ascii(config.base_revision)[1:-1][:80]
+            trained = f"{agent.ref.id}: it was trained on {base.ref.id} at {revision}"
+            told.warnings.append(f"{trained}, and is applied to {base.ref}")
+        return
+    shown = "no base" if name is None else ascii(name)[1:-1][:120]
+    own, other = (FOUR_BITS.sub("", repo.lower()).rpartition("/")[2] for repo in (base.ref.id, name or ""))
+    on_hub = name is not None and base.ref.kind == "hub" and "/" in name and is_hub_id(name)
+    # else a copy of the same model under another owner, perhaps in the 4 bits that QLoRA trains on
+    if on_hub and own != other and not config.of_base:
+        step = f"Choose {shown} as the base; if both are the same weights, correct base_model_name_or_path."
+        what, where = "an adapter of another model", str(agent.ref)
+        told.refuse(what, where=where, expected=base.ref.id, got=shown, next_step=step)
+    else:
+        names = f"{agent.ref.id}: its adapter_config.json names {shown}"
+        told.warnings.append(f"{names}; it is applied to {base.ref.id}")
 
 
 def _adapted(
@@ -199,10 +196,10 @@ def _adapted(
     return AdaptedTensor.of(weight, a, b, config.scale_of(module), transposed=transposed)
 
 
-def _orientation_problems(
-    base: Model, adapted: Mapping[str, AdaptedTensor], config: AdapterConfig, embeddings: set[str], where: str
-) -> Iterator[Problem]:
-    """The problem of square tensors whose orientation is unknown, since others contradict fan_in_fan_out.
+def _either_way(
+    base: Model, adapted: Mapping[str, AdaptedTensor], config: AdapterConfig, embeddings: set[str]
+) -> list[str]:
+    """The square tensors whose orientation is unknown, since others contradict fan_in_fan_out.
 
     PEFT sets it anew at each layer that it adapts, so that it is right for the last one alone."""
     linear = {n: t for n, t in adapted.items() if n not in embeddings}
@@ -210,14 +207,7 @@ def _orientation_problems(
     if all(t.transposed == config.fan_in_fan_out for t in linear.values()):
         others = _orientations(base) if square else {}
         square = [n for n in square if (not config.fan_in_fan_out) in others.get(_stack(n), ())]
-    if square:
-        yield incompatible(
-            "adapter tensors that may be stored either way round",
-            where=where,
-            expected=f"others as fan_in_fan_out says, which is {str(config.fan_in_fan_out).lower()}",
-            got=named([f"{n}: square, and fan_in_fan_out is not what others show" for n in square]),
-            next_step=WITH_PEFT,
-        )
+    return square
 
 
 def _orientations(base: Model) -> dict[str, set[bool]]:

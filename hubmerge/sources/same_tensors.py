@@ -40,8 +40,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hubmerge.recipe.ignore import Ignored
-from hubmerge.sources.base import Model, View, Views
-from hubmerge.text.wording import incompatible
+from hubmerge.sources.base import Model, Views
 
 # ends of names with a dot before each
 _HEADS = (".lm_head.weight", ".embed_out.weight")
@@ -63,30 +62,30 @@ _PART = re.compile(r"^(?:model\.language_model|language_model\.model|language_mo
 PREFIXES = ("model.", "transformer.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 
 
-def untie(base: Model, agents: Sequence[Model], ignored: Ignored) -> Views:
-    """Views of all models in which a tied head, or another copy of a table, stands or is missing alike.
+def untie(views: Views, ignored: Ignored) -> None:
+    """Let a tied head, or another copy of a table, stand or be missing in all models alike.
 
     Agents have no tensors of names that are ignored, and need none."""
-    once = _without_copies(base, agents, ignored)
-    if _only(base.tensors, _EMBEDDINGS) != _only(once.base.tensors, _EMBEDDINGS):
-        return once  # the base has several, and headers do not tell which one its head is
-    tied = _with_heads_alike(once.base, once.agents, ignored)
-    return replace(tied, warnings=(*once.warnings, *tied.warnings))
+    before = _only(views.base.tensors, _EMBEDDINGS)
+    _drop_copies(views, ignored)
+    head = next((h for m in views.models if (h := _only(m.tensors, _HEADS))), None)
+    embedding = _only(views.base.tensors, _EMBEDDINGS)
+    # a base that has several: headers do not tell which one its head is
+    if embedding == before and head is not None and embedding is not None:
+        _make_heads_alike(views, head, embedding, ignored)
 
 
-def _without_copies(base: Model, agents: Sequence[Model], ignored: Ignored) -> Views:
-    """Views without the copies of a table that some models store and others do not."""
-    models, warnings = [base, *agents], []
-    for source, names in _perhaps_one(models):
+def _drop_copies(views: Views, ignored: Ignored) -> None:
+    """Leave out the copies of a table that some models store and others do not."""
+    for source, names in list(_perhaps_one(views.models)):
         for copy in names:
-            held = [m.ref.id for m in models if copy in m.tensors]
+            held = [m.ref.id for m in views.models if copy in m.tensors]
             if source is None or ignored(source) or copy == source or (is_head(copy) and is_embedding(source)):
                 continue  # what a head beside a known embedding is, is asked below
-            if 0 < len(held) < len(models) and _of_one_shape(models, copy, source):
-                models = [_stored_once(m, copy, source, ignored) for m in models]
+            if 0 < len(held) < len(views.models) and _of_one_shape(views.models, copy, source):
+                _store_once(views, copy, source, ignored)
                 said = f"the stored {copy} is tied to {source}; it is merged as the latter"
-                warnings += [f"{name}: {said}" for name in held]
-    return Views(models[0], tuple(models[1:]), (), tuple(warnings))
+                views.warnings += [f"{name}: {said}" for name in held]
 
 
 def _perhaps_one(models: Sequence[Model]) -> Iterator[tuple[str | None, list[str]]]:
@@ -124,51 +123,28 @@ def drawn_as(base: Model) -> Mapping[str, str]:
     return found
 
 
-def _stored_once(model: Model, copy: str, source: str, ignored: Ignored) -> Model:
-    """The model without `copy`, which the reader compares with `source`, or takes for it where that is missing."""
-    tensors = dict(model.tensors)
-    again, own = tensors.pop(copy, None), tensors.get(source)
-    if again is not None and own is not None:
-        tensors[source] = replace(own, copy=replace(again, copy=own.copy))
-    elif again is not None and not ignored(source):
-        tensors[source] = again
-    return replace(model, tensors=MappingProxyType(tensors))
+def _store_once(views: Views, copy: str, source: str, ignored: Ignored) -> None:
+    """Leave `copy` out, which the reader compares with `source`, or takes for it where that is missing."""
+
+    def once(model: Model) -> Model:
+        tensors = dict(model.tensors)
+        again, own = tensors.pop(copy, None), tensors.get(source)
+        if again is not None and own is not None:
+            tensors[source] = replace(own, copy=replace(again, copy=own.copy))
+        elif again is not None and not ignored(source):
+            tensors[source] = again
+        return replace(model, tensors=MappingProxyType(tensors))
+
+    views.base, *views.agents = map(once, views.models)
 
 
-def _with_heads_alike(base: Model, agents: Sequence[Model], ignored: Ignored) -> Views:
-    stored = Views(base, tuple(agents))
-    head = next((h for m in (base, *agents) if (h := _only(m.tensors, _HEADS))), None)
-    embedding = _only(base.tensors, _EMBEDDINGS)
-    if head is None or embedding is None:
-        return stored
+def _make_heads_alike(views: Views, head: str, embedding: str, ignored: Ignored) -> None:
+    base = views.base
     says = _says_tied(base, inside=head not in base.tensors)
-    base_tied = head not in base.tensors if says is None else says and _of_one_shape((base, *agents), head, embedding)
-    if base_tied:
-        return _without_head(base, agents, head, embedding, ignored)
-    if head not in base.tensors or ignored(head):
-        return stored  # an agent's head is a tensor too many, which the comparison tells, or the base's
-    views, warnings = [], []
-    for agent in agents:
-        if head not in agent.tensors and embedding in agent.tensors and _says_tied(agent) is not False:
-            view = {**agent.tensors, head: agent.tensors[embedding]}
-            agent = replace(agent, tensors=MappingProxyType(view))
-            warnings.append(
-                f"{agent.ref.id}: {head} is tied to {embedding}, which is read in its place; the base has a head of "
-                "its own, and so has the merge"
-            )
-        views.append(agent)
-    return Views(base, tuple(views), (), tuple(warnings))
-
-
-def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: str, ignored: Ignored) -> Views:
-    problems = []
-    warnings = []
-    for model in (base, *agents):
-        if head not in model.tensors:
-            continue
-        if model is not base and _says_tied(model) is False:
-            problems.append(
-                incompatible(
+    if head not in base.tensors if says is None else says and _of_one_shape(views.models, head, embedding):
+        for model in views.models:
+            if head in model.tensors and model is not base and _says_tied(model) is False:
+                views.refuse(
                     "an output head of its own, where the base ties it to the embedding",
                     where=str(model.ref),
                     expected=f"no {head}, or tie_word_embeddings: true",
@@ -176,12 +152,21 @@ def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: st
                     next_step=f"Remove {model.ref.id}, choose the base it was trained from, or untie a copy of this "
                     f"one: store its {embedding} as {head}, too, and tie_word_embeddings: false in its config.json.",
                 )
+            elif head in model.tensors:
+                said = f"the stored {head} is tied to {embedding}; it is merged once, as the latter"
+                views.warnings.append(f"{model.ref.id}: {said}")
+        _store_once(views, head, embedding, ignored)
+        return
+    if head not in base.tensors or ignored(head):
+        return  # an agent's head is a tensor too many, which the comparison tells, or the base's
+    for k, agent in enumerate(views.agents):
+        if head not in agent.tensors and embedding in agent.tensors and _says_tied(agent) is not False:
+            tensors = {**agent.tensors, head: agent.tensors[embedding]}
+            views.agents[k] = replace(agent, tensors=MappingProxyType(tensors))
+            views.warnings.append(
+                f"{agent.ref.id}: {head} is tied to {embedding}, which is read in its place; the base has a head of "
+                "its own, and so has the merge"
             )
-            continue
-        warnings.append(f"{model.ref.id}: the stored {head} is tied to {embedding}; it is merged once, as the latter")
-
-    alike = [_stored_once(model, head, embedding, ignored) for model in (base, *agents)]
-    return Views(alike[0], tuple(alike[1:]), tuple(problems), tuple(warnings))
 
 
 def _of_one_shape(models: Sequence[Model], head: str, embedding: str) -> bool:
@@ -242,7 +227,7 @@ def _only(tensors: Iterable[str], ends: tuple[str, ...]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def aligned(base: Model, agent: Model, ignored: Ignored, *, whole: bool) -> View:
+def aligned(base: Model, agent: Model, ignored: Ignored, told: Views, *, whole: bool) -> Model:
     """The agent under the base's names; unchanged where no single prefix explains the difference, or, for an agent
     that is `whole`, most of it: what was left out of another would be looked for in its copies.
 
@@ -263,10 +248,10 @@ def aligned(base: Model, agent: Model, ignored: Ignored, *, whole: bool) -> View
     exact = renaming(agent.tensors, base.tensors, lambda names: bodies(names) == wanted)
     found = exact or (renaming(agent.tensors, base.tensors, nearly) if whole else None)
     if found is None:
-        return View(agent)
+        return agent
     words, names = found
-    tensors = MappingProxyType({names[name]: tensor for name, tensor in agent.tensors.items()})
-    return View(replace(agent, tensors=tensors), (), (f"{agent.ref.id}: {words}",))
+    told.warnings.append(f"{agent.ref.id}: {words}")
+    return replace(agent, tensors=MappingProxyType({names[name]: tensor for name, tensor in agent.tensors.items()}))
 
 
 def renaming(

@@ -14,19 +14,19 @@ the base calls it.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from hubmerge.numerics.dtypes import TORCH_NAMES
 from hubmerge.recipe.ignore import MAX_PATTERNS, Ignored, ignored_by
-from hubmerge.sources.base import Model, View, Views
+from hubmerge.sources.base import Model, Views
 from hubmerge.sources.derived import BASE, BorrowedTensor, DerivedTensor, ScaledTensor
 from hubmerge.sources.fp8 import with_scales
 from hubmerge.sources.lora import adapter_parts, attached
 from hubmerge.sources.same_tensors import aligned, language_tables, untie
-from hubmerge.sources.vocabulary import with_added_rows
-from hubmerge.text.wording import incompatible, named
+from hubmerge.sources.vocabulary import add_rows
+from hubmerge.text.wording import named
 
 _BITS = {"F32": 24, "F16": 11, "BF16": 8}  # of a significand
 
@@ -35,78 +35,78 @@ def views_of(
     base: Model,
     agents: Sequence[Model],
     ignore: Sequence[str] = (),
-    rows: Callable[[Model, Sequence[Model]], Views] = with_added_rows,
+    rows: Callable[[Views], None] = add_rows,
 ) -> Views:
     """The views of all models, without the tensors that the recipe ignores; problems stand in the recipe's order.
 
     `rows`: the treatment of a vocabulary that has grown."""
+    views = Views(base, list(agents))
     if base.adapter is not None:
-        problem = incompatible(
+        views.refuse(
             "the base is an adapter",
             where=str(base.ref),
             expected="a model with weights of its own",
             got="LoRA adapter",
             next_step="Choose the adapter's base, and the adapter as an agent.",
         )
-        return Views(base, tuple(agents), problems=(problem,))
+        return views
     ignored = ignored_by(ignore)
-    steps = [with_scales(base)]
+    views.base = with_scales(base, views)
     dropped = []
-    for agent in agents:
-        step, names = _seen(steps[0].model, agent, ignored)
-        steps.append(step)
+    for k, agent in enumerate(agents):
+        views.agents[k], names = _seen(views.base, agent, ignored, views)
         dropped.append(names)
-    tied = untie(steps[0].model, [step.model for step in steps[1:]], ignored)
-    kept = tuple(name for name in tied.base.tensors if ignored(name))
-    grown = rows(tied.base, [_with_kept(tied.base, agent, kept) for agent in tied.agents])
-    problems = (*(p for s in steps for p in s.problems), *tied.problems, *grown.problems)
+    untie(views, ignored)
+    kept = [name for name in views.base.tensors if ignored(name)]
+    borrowed = {name: BorrowedTensor.of(views.base.tensors[name], BASE) for name in kept}
     told = [f"`ignore`: {p!r} matches no tensor of the base or an agent" for p in unmatched(ignore, (base, *agents))]
     if kept:
+        views.agents = [replace(a, tensors=MappingProxyType({**a.tensors, **borrowed})) for a in views.agents]
         told.append(f"{base.ref.id}: {_tensors(kept)} kept unchanged by `ignore`: {named(kept)}")
     for agent, names in zip(agents, dropped, strict=True):
         if beyond := [name for name in names if name not in base.tensors]:
             told.append(f"{agent.ref.id}: {_tensors(beyond)} left out by `ignore`: {named(beyond)}")
-    warnings = (*told, *(w for s in steps for w in s.warnings), *tied.warnings, *grown.warnings)
-    return replace(grown, problems=problems, warnings=warnings, kept=frozenset(kept))
+    rows(views)
+    views.kept = frozenset(kept)
+    views.warnings[:0] = told
+    return views
 
 
-def _seen(base: Model, agent: Model, ignored: Ignored) -> tuple[View, tuple[str, ...]]:
-    """The agent's view under the base's names without tensors of ignored names, and the names that are left out: its
-    own and the base's."""
-    scaled = View(agent) if agent.adapter is not None else with_scales(agent)
-    left, dropped = without(scaled.model, ignored)
-    named = attached(base, left) if agent.adapter is not None else aligned(base, left, ignored, whole=not dropped)
-    notes = []
+def _seen(base: Model, agent: Model, ignored: Ignored, told: Views) -> tuple[Model, tuple[str, ...]]:
+    """The agent under the base's names without tensors of ignored names, and the names that are left out: its own and
+    the base's."""
+    if agent.adapter is not None:
+        left, dropped = without(agent, ignored)
+        seen = attached(base, left, told)
+    else:
+        left, dropped = without(with_scales(agent, told), ignored)
+        seen = aligned(base, left, ignored, told, whole=not dropped)
+        told.warnings += [f"{agent.ref.id}: {note}" for note in _rounded(base, agent, seen)]
+    seen, more = without(seen, ignored)
+    return seen, (*dropped, *more)
+
+
+def _rounded(base: Model, agent: Model, seen: Model) -> Iterator[str]:
+    """Notes on tensors of which one of the two, as they are stored, has fewer bits than the other."""
     if "fp8" in agent.kind:
-        notes.append(
-            f"{agent.ref.id}: its weights are fp8, so its update includes the error of rounding them to 8 bits"
+        yield "its weights are fp8, so its update includes the error of rounding them to 8 bits"
+    elif any(isinstance(t, ScaledTensor) for t in base.tensors.values()):
+        yield (
+            "the base's weights are fp8 and its own are not, so its update includes the error of rounding the base to "
+            "8 bits, unless it was trained from these"
         )
-    elif agent.adapter is None and any(isinstance(t, ScaledTensor) for t in base.tensors.values()):
-        notes.append(
-            f"{agent.ref.id}: the base's weights are fp8 and its own are not, so its update includes the error of "
-            "rounding the base to 8 bits, unless it was trained from these"
-        )
-    if agent.adapter is None:
-        notes += _rounded(base, named.model)
-    model, more = without(named.model, ignored)
-    warnings = (*scaled.warnings, *named.warnings, *notes)
-    return View(model, (*scaled.problems, *named.problems), warnings), (*dropped, *more)
-
-
-def _rounded(base: Model, agent: Model) -> list[str]:
-    """A note on tensors that the agent stores with fewer bits than the base."""
     dtypes = [
-        (own.entry.dtype, agent.tensors[name].entry.dtype)
+        (own.entry.dtype, seen.tensors[name].entry.dtype)
         for name, own in base.tensors.items()
-        if name in agent.tensors and not isinstance(own, DerivedTensor)
+        if name in seen.tensors and not isinstance(own, DerivedTensor)
     ]
     found = Counter((fine, coarse) for fine, coarse in dtypes if _BITS.get(coarse, 24) < _BITS.get(fine, 0))
-    return [
-        f"{agent.ref.id}: {count} of {len(dtypes)} tensors are {TORCH_NAMES[coarse]} and the base's "
-        f"{TORCH_NAMES[fine]}, so its update includes the error of rounding them, nearly everywhere; from a base "
-        f"saved as {TORCH_NAMES[coarse]} it is what was learned alone"
-        for (fine, coarse), count in found.most_common(1)
-    ]
+    for (fine, coarse), count in found.most_common(1):
+        yield (
+            f"{count} of {len(dtypes)} tensors are {TORCH_NAMES[coarse]} and the base's {TORCH_NAMES[fine]}, so its "
+            "update includes the error of rounding them, nearly everywhere; from a base saved as "
+            f"{TORCH_NAMES[coarse]} it is what was learned alone"
+        )
 
 
 def unmatched(patterns: Iterable[str], models: Iterable[Model]) -> list[str]:
@@ -122,12 +122,6 @@ def without(model: Model, ignored: Ignored) -> tuple[Model, tuple[str, ...]]:
         return model, ()
     left = {name: tensor for name, tensor in model.tensors.items() if not ignored(name)}
     return replace(model, tensors=MappingProxyType(left)), dropped
-
-
-def _with_kept(base: Model, agent: Model, kept: Collection[str]) -> Model:
-    """The agent with the base's tensors of ignored names."""
-    borrowed = {name: BorrowedTensor.of(base.tensors[name], BASE) for name in kept}
-    return replace(agent, tensors=MappingProxyType({**agent.tensors, **borrowed})) if kept else agent
 
 
 def _tensors(names: Sequence[str]) -> str:

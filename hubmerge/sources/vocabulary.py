@@ -17,14 +17,13 @@ the base has a row that it lacks, it reads the base's there.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from hubmerge.errors import Problem
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.base import AddedToken, Model, StoredTensor, TokenTable, Views, Vocabulary
-from hubmerge.sources.derived import BASE, BorrowedTensor, ExtendedTensor, UnitedTensor, first_rows
+from hubmerge.sources.derived import BASE, BorrowedTensor, JoinedTensor, first_rows
 from hubmerge.sources.lora import whole_name
 from hubmerge.sources.same_tensors import is_embedding, is_head
 from hubmerge.text.wording import incompatible, named
@@ -91,70 +90,68 @@ def token_table(content: Mapping[str, Any], base: TokenTable | None = None) -> T
     return TokenTable(ids, matching, max(last + 1, len(vocabulary)))
 
 
-def with_added_rows(base: Model, agents: Sequence[Model], keeper: int | None = None) -> Views:
-    """All models with the rows that agents add. `keeper`: the model (0: the base) whose tokenizer the output has; rows
+def add_rows(views: Views, keeper: int | None = None) -> None:
+    """Give all models the rows that agents add. `keeper`: the model (0: the base) whose tokenizer the output has; rows
     that others add are left out then.
 
     An agent whose added rows cannot be identified makes one problem. It is then treated as if it had the base's rows,
     so that they cause no further problem."""
-    family = _Family.of(base, agents)
+    family = _Family.of(views)
     if family is None:
-        return Views(base, tuple(agents))
-    family, padded = family.padded()
+        return
+    family.pad()
     growing = family.growing
-    wrong = {k: problem for k in growing if (problem := family.problem(family.agents[k]))}
-    if wrong:
-        seen = [family.as_base(a) if k in wrong else a for k, a in enumerate(family.agents)]
-        grown = Views(base, tuple(seen), problems=tuple(wrong.values()))
+    if problems := {k: problem for k in growing if (problem := family.problem(views.agents[k]))}:
+        views.problems += problems.values()
+        for k in problems:
+            views.agents[k] = family.as_base(views.agents[k])
     elif keeper is not None:
-        grown = family.with_rows_of_keeper(keeper)
+        family.add_rows_of_keeper(keeper)
     elif len(growing) > 1:
-        grown = family.with_rows_of_several()
-    else:
-        grown = family.with_rows_of_one(growing[0]) if growing else Views(base, family.agents)
-    return replace(grown, warnings=(*padded, *grown.warnings))
+        family.add_rows_of_several()
+    elif growing:
+        family.add_rows_of_one(growing[0])
 
 
-def without_added_rows(base: Model, agents: Sequence[Model]) -> Views:
-    """A base and one agent with the base's rows alone, where `with_added_rows` finds that the agent's begin with them:
+def cut_added_rows(views: Views) -> None:
+    """Leave a base and one agent with the base's rows alone, where `add_rows` finds that the agent's begin with them:
     an added row has no counterpart to differ from."""
-    (agent,) = agents
-    grown, family = with_added_rows(base, agents), _Family.of(base, agents)
-    if grown.vocabulary is None or family is None:
-        return grown
-    added = grown.vocabulary.rows - family.rows
-    tokens = _shown(grown.vocabulary.added) or "no token names them"
+    base, agent, warnings = views.base, views.agents[0], list(views.warnings)
+    add_rows(views)
+    family = _Family.of(Views(base, [agent]))
+    if views.vocabulary is None or family is None:
+        return
+    added = views.vocabulary.rows - family.rows
+    tokens = _shown(views.vocabulary.added) or "no token names them"
     warning = f"{agent.ref.id}: its vocabulary has {added} rows more than the base's ({tokens}); they are not compared"
-    return replace(grown, base=base, agents=(family.cut(agent),), warnings=(warning,))
+    views.base, views.agents, views.warnings = base, [family.cut(agent)], [*warnings, warning]
 
 
 @dataclass(frozen=True)
 class _Family:
     """A base and agents whose vocabularies may have grown; the base's tables of rows are of one size."""
 
+    views: Views
     base: Model
-    agents: tuple[Model, ...]
     tables: Mapping[str, StoredTensor]  # of the base
     rows: int  # of each
 
     @classmethod
-    def of(cls, base: Model, agents: Sequence[Model]) -> "_Family | None":
+    def of(cls, views: Views) -> "_Family | None":
         """None for a base without tables of floats, or with tables of several sizes."""
-        tables = {n: t for n, t in _tables_of(base.tensors).items() if t.entry.dtype in FLOAT_DTYPES}
+        tables = {n: t for n, t in _tables_of(views.base.tensors).items() if t.entry.dtype in FLOAT_DTYPES}
         sizes = {t.entry.shape[0] for t in tables.values()}
         if len(sizes) != 1:
             return None
         (rows,) = sizes
-        seen = list(agents)
-        for k, agent in enumerate(agents):
+        for k, agent in enumerate(views.agents):
             if all(isinstance(agent.tensors.get(n), BorrowedTensor) for n in tables):  # its own were ignored
-                seen[k] = replace(agent, config=with_vocab_size(agent, rows))
-        return cls(base, tuple(seen), tables, rows)
+                views.agents[k] = replace(agent, config=with_vocab_size(agent, rows))
+        return cls(views, views.base, tables, rows)
 
-    def padded(self) -> "tuple[_Family, list[str]]":
-        """The family whose agents have all rows of the base, and a warning for each that lacked some."""
-        agents, warnings = list(self.agents), []
-        for k, agent in enumerate(agents):
+    def pad(self) -> None:
+        """Give the agents that lack some of the base's rows these; a warning names each."""
+        for k, agent in enumerate(self.views.agents):
             own = self.own_tables(agent)
             rows = {t.entry.shape[0] for t in own.values()}
             # where a token has one of the rows that are lacking, or another token's place, the shapes tell
@@ -163,16 +160,15 @@ class _Family:
             lacking = self.rows - min(rows)
             if lacking <= 0 or (agent.tokens is not None and self.moved(agent)):
                 continue
-            filled = {n: ExtendedTensor.of(t, BorrowedTensor.of(self.tables[n], BASE)) for n, t in own.items()}
+            filled = {n: JoinedTensor.extended(t, BorrowedTensor.of(self.tables[n], BASE)) for n, t in own.items()}
             if (tokens := agent.tokens) is not None:  # those that have a row
                 tokens = replace(tokens, ids={t: i for t, i in tokens.ids.items() if i < self.rows - lacking})
             config = with_vocab_size(agent, self.base.config.get("vocab_size", self.rows))
-            agents[k] = replace(_with_tables(agent, filled, config), tokens=tokens)
-            warnings.append(
+            self.views.agents[k] = replace(_with_tables(agent, filled, config), tokens=tokens)
+            self.views.warnings.append(
                 f"{agent.ref.id}: it lacks the last {lacking} of the base's {self.rows} rows of the vocabulary, which "
                 "no token has; it is merged as if it had the base's there"
             )
-        return replace(self, agents=tuple(agents)), warnings
 
     def own_tables(self, model: Model) -> dict[str, StoredTensor]:
         """The model's tensors under the names of the base's tables; those of another width or of no floats are none."""
@@ -183,12 +179,12 @@ class _Family:
             if entry.shape[1:] == self.tables[n].entry.shape[1:] and entry.dtype in FLOAT_DTYPES
         }
 
-    @cached_property
+    @property
     def growing(self) -> list[int]:
         """The agents with more rows than the base."""
         return [
             k
-            for k, agent in enumerate(self.agents)
+            for k, agent in enumerate(self.views.agents)
             if any(t.entry.shape[0] > self.rows for t in self.own_tables(agent).values())
         ]
 
@@ -253,35 +249,35 @@ class _Family:
             next_step=f"Remove {agent.ref.id} or choose the base it was trained from.",
         )
 
-    def with_rows_of_keeper(self, keeper: int) -> Views:
-        others = [k for k in self.growing if k + 1 != keeper]
-        cut = tuple(self.cut(agent) if k in others else agent for k, agent in enumerate(self.agents))
-        keeps = self.base if keeper == 0 else self.agents[keeper - 1]
-        warnings = tuple(
-            f"{self.agents[k].ref.id}: the rows that it adds to the vocabulary are left out, since the recipe keeps "
-            f"another tokenizer ({'the base' if keeper == 0 else keeps.ref.id}'s)"
-            for k in others
-        )
+    def add_rows_of_keeper(self, keeper: int) -> None:
+        views, growing = self.views, self.growing
+        keeps = views.models[keeper]
+        for k in growing:
+            if k + 1 != keeper:
+                agent, views.agents[k] = views.agents[k], self.cut(views.agents[k])
+                views.warnings.append(
+                    f"{agent.ref.id}: the rows that it adds to the vocabulary are left out, since the recipe keeps "
+                    f"another tokenizer ({'the base' if keeper == 0 else keeps.ref.id}'s)"
+                )
         if keeper == 0:
-            return Views(self.base, cut, warnings=warnings)
-        if keeper - 1 in self.growing:
-            grown = replace(self, agents=cut).with_rows_of_one(keeper - 1)
-            return replace(grown, warnings=(*grown.warnings, *warnings))
-        if self.base.tokens is None or keeps.tokens is None:
-            problem: Problem | None = incompatible(
+            return
+        if keeper - 1 in growing:
+            self.add_rows_of_one(keeper - 1)
+        elif self.base.tokens is None or keeps.tokens is None:
+            views.refuse(
                 "a tokenizer to keep of which nothing tells whether its tokens are the base's",
                 where=str(keeps.ref),
                 expected=f"a {TOKENIZER} of both",
                 next_step="Keep the base's: tokenizer: base.",
             )
+        elif problem := self.moved(keeps):
+            views.problems.append(problem)
         else:
-            problem = self.moved(keeps)
-        if problem is not None:
-            return Views(self.base, cut, problems=(problem,))
-        return Views(self.base, cut, warnings=warnings, vocabulary=Vocabulary(keeper, self.rows, ()))
+            views.vocabulary = Vocabulary(keeper, self.rows, ())
 
-    def with_rows_of_one(self, k: int) -> Views:
-        donor = self.agents[k]
+    def add_rows_of_one(self, k: int) -> None:
+        views = self.views
+        donor = views.agents[k]
         assert self.base.tokens is not None
         assert donor.tokens is not None
         ids = donor.tokens.ids
@@ -289,13 +285,13 @@ class _Family:
         count = next(iter(stored.values())).entry.shape[0]
         added = sorted((t for t, i in ids.items() if i >= self.rows), key=ids.__getitem__)
         inside = sorted(set(ids) - set(self.base.tokens.ids) - set(added))
-        warnings = [
+        views.warnings.append(
             f"{donor.ref.id}: its vocabulary has {count - self.rows} more rows than the base's {self.rows}; rows that "
             f"all have are merged, the added ones ({_shown(added) or 'no token names them'}) are kept as it has them, "
             "and so are its tokenizer and vocab_size"
-        ]
+        )
         if inside:
-            warnings.append(
+            views.warnings.append(
                 f"{donor.ref.id}: its new tokens {_shown(inside)} have rows that the base "
                 "has, too; these are merged like others"
             )
@@ -304,89 +300,77 @@ class _Family:
             own = {n: t for n, t in self.own_tables(model).items() if t.entry.shape[0] == self.rows}
             fits = model.config.get("vocab_size", self.rows) == self.rows
             config = with_vocab_size(model, count) if fits else model.config
-            return _with_tables(model, {n: ExtendedTensor.of(t, stored[n]) for n, t in own.items()}, config)
+            return _with_tables(model, {n: JoinedTensor.extended(t, stored[n]) for n, t in own.items()}, config)
 
-        base, *agents = map(extended, (self.base, *self.agents))
-        vocabulary = Vocabulary(k + 1, count, tuple(added))
-        return Views(base, tuple(agents), warnings=tuple(warnings), vocabulary=vocabulary)
+        views.base, *views.agents = map(extended, views.models)
+        views.vocabulary = Vocabulary(k + 1, count, tuple(added))
 
-    def with_rows_of_several(self) -> Views:
-        """All models with the union of the tokens that agents add, also of those whose tokens fit into the base's
+    def add_rows_of_several(self) -> None:
+        """Give all models the union of the tokens that agents add, also of those whose tokens fit into the base's
         rows."""
-        tokens = self.base.tokens
+        views, tokens = self.views, self.base.tokens
         assert tokens is not None
-        names = " and ".join(self.agents[k].ref.id for k in self.growing)
+        names = " and ".join(views.agents[k].ref.id for k in self.growing)
 
-        def refused(what: str, where: str, expected: str, got: str, step: str) -> Views:
-            problem = incompatible(what, where=where, expected=expected, got=got, next_step=step)
-            return Views(self.base, tuple(map(self.as_base, self.agents)), problems=(problem,))
+        def refuse(what: str, where: str, expected: str, got: str, step: str) -> None:
+            views.refuse(f"several agents add tokens, {what}", where=where, expected=expected, got=got, next_step=step)
+            views.agents = [self.as_base(agent) for agent in views.agents]
 
+        step = "Remove all of them but one."
         if tokens.next_id <= max(tokens.ids.values(), default=-1):
-            return refused(
-                "several agents add tokens, and a further one would get an id that the base's tokenizer has",
-                names,
-                f"ids below {tokens.next_id}, at which its next one begins",
-                str(max(tokens.ids.values())),
-                "Remove all of them but one.",
-            )
+            what = "and a further one would get an id that the base's tokenizer has"
+            expected = f"ids below {tokens.next_id}, at which its next one begins"
+            return refuse(what, names, expected, str(max(tokens.ids.values())), step)
         if tokens.next_id > self.rows:
-            return refused(
-                "several agents add tokens, and the base's tokenizer has tokens for which the base has no rows",
-                names,
-                f"ids below {self.rows}",
-                str(tokens.next_id - 1),
-                "Remove all of them but one.",
-            )
+            what = "and the base's tokenizer has tokens for which the base has no rows"
+            return refuse(what, names, f"ids below {self.rows}", str(tokens.next_id - 1), step)
         new: dict[int, list[tuple[str, int]]] = {}
-        for k, agent in enumerate(self.agents):
+        for k, agent in enumerate(views.agents):
             if agent.tokens is None or (k not in self.growing and self.moved(agent)):
                 continue
             most = max((t.entry.shape[0] for t in self.own_tables(agent).values()), default=0)
             own = ((t, i) for t, i in agent.tokens.ids.items() if t not in tokens.ids and i < most)
             new[k] = sorted(own, key=lambda pair: pair[1])
             if unfit := [t for t, _ in new[k] if t not in agent.tokens.added]:
-                return refused(
-                    "several agents add tokens, some of them as part of a vocabulary of their own",
-                    str(agent.ref),
-                    f"tokens that were added to the base's {TOKENIZER}",
-                    _shown(unfit),
-                    f"Remove {agent.ref.id}, or all of {names} but one.",
-                )
+                what = "some of them as part of a vocabulary of their own"
+                expected = f"tokens that were added to the base's {TOKENIZER}"
+                step = f"Remove {agent.ref.id}, or all of {names} but one."
+                return refuse(what, str(agent.ref), expected, _shown(unfit), step)
         holders: dict[str, list[tuple[int, int]]] = {}
         for k, pairs in new.items():
             for token, row in pairs:
                 holders.setdefault(token, []).append((k, row))
-        matching = {t: table.added[t] for k in reversed(new) if (table := self.agents[k].tokens) for t, _ in new[k]}
+        matching = {t: table.added[t] for k in reversed(new) if (table := views.agents[k].tokens) for t, _ in new[k]}
         united = tuple(AddedToken(t, tokens.next_id + n, matching[t]) for n, t in enumerate(holders))
         rows = max(self.rows, tokens.next_id + len(united))
-        if not all(n in self.agents[k].tensors for held in holders.values() for k, _ in held for n in self.tables):
-            return refused("several agents add tokens, and not all have a row for each", names, "", "", "Remove one.")
-        brought = "; ".join(f"{self.agents[k].ref.id} {_shown([t for t, _ in own])}" for k, own in new.items() if own)
+        if not all(n in views.agents[k].tensors for held in holders.values() for k, _ in held for n in self.tables):
+            return refuse("and not all have a row for each", names, "", "", "Remove one.")
+        brought = "; ".join(f"{views.agents[k].ref.id} {_shown([t for t, _ in own])}" for k, own in new.items() if own)
         shared = sum(len(held) > 1 for held in holders.values())
-        warning = (
+        views.warnings.append(
             f"several agents add tokens to the vocabulary ({brought or 'none has a name'}): the merge has all "
             f"{len(united)}, in rows {tokens.next_id} to {tokens.next_id + len(united) - 1} of {rows}, as their agents "
             "have them"
             + (f" ({shared} that several have: the mean of their rows)" if shared else "")
             + "; its tokenizer is the base's with these added, and added rows that no token names are left out"
         )
-        held = list(holders.values())
-        base, *agents = (self._united(m, held, tokens.next_id, rows) for m in (self.base, *self.agents))
-        vocabulary = Vocabulary(0, rows, tuple(holders), united)
-        return Views(base, tuple(agents), warnings=(warning,), vocabulary=vocabulary)
+        among = sorted({k for held in holders.values() for k, _ in held})
+        first, last = tokens.next_id, tokens.next_id + len(holders)
+        means = (tuple((1 + among.index(k), row) for k, row in held) for held in holders.values())
+        parts = ((0, ((0, 0),)), *enumerate(means, first), (last, ((0, last),)))
+        donors = {n: tuple(BorrowedTensor.of(views.agents[k].tensors[n], k + 1) for k in among) for n in self.tables}
 
-    def _united(self, model: Model, holders: Sequence[Sequence[tuple[int, int]]], first: int, rows: int) -> Model:
-        """The model with `rows` rows. `holders`: for each row from `first` on, the agents that have it, and where."""
-        among = sorted({k for held in holders for k, _ in held})
-        means = tuple(tuple((among.index(k), row) for k, row in held) for held in holders)
-        tables, united = self.own_tables(model), {}
-        for name, own in tables.items():
-            if own.entry.shape[0] >= self.rows:
-                borrowed = tuple(BorrowedTensor.of(self.agents[k].tensors[name], k + 1) for k in among)
-                united[name] = UnitedTensor.of(own, borrowed, first, means, rows)
-        sizes = (self.rows, *(t.entry.shape[0] for t in tables.values()))  # no set: a config may state anything
-        fits = model.config.get("vocab_size", self.rows) in sizes
-        return _with_tables(model, united, with_vocab_size(model, rows) if fits else model.config)
+        def joined(model: Model) -> Model:
+            own = self.own_tables(model)
+            tables = {
+                n: JoinedTensor.of(t, donors[n], parts, rows) for n, t in own.items() if t.entry.shape[0] >= self.rows
+            }
+            sizes = (self.rows, *(t.entry.shape[0] for t in own.values()))  # no set: a config may state anything
+            fits = model.config.get("vocab_size", self.rows) in sizes
+            return _with_tables(model, tables, with_vocab_size(model, rows) if fits else model.config)
+
+        views.base, *views.agents = map(joined, views.models)
+        views.vocabulary = Vocabulary(0, rows, tuple(holders), united)
 
 
 def _with_tables(model: Model, tables: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> Model:

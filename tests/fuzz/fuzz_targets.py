@@ -40,12 +40,12 @@ from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import is_sweep, sweep_from_dict
 from hubmerge.sensitivity.pairs import choose, digest, parsed
 from hubmerge.sources.adapter_config import parse_adapter_config
-from hubmerge.sources.base import Model, StoredTensor
+from hubmerge.sources.base import Model, StoredTensor, Views
 from hubmerge.sources.config import config_problems, merged_config, without_code
 from hubmerge.sources.header import TensorEntry, header_length, parse_header
 from hubmerge.sources.open import INDEX, SINGLE, _card_data, _json_object, _read_header, _shards
 from hubmerge.sources.remedies import Place
-from hubmerge.sources.vocabulary import TOKENIZER, token_table, with_added_rows
+from hubmerge.sources.vocabulary import TOKENIZER, add_rows, token_table
 from hubmerge.text.wording import json_file
 from localhub import cards
 from localhub.http_errors import HubError
@@ -313,7 +313,8 @@ def tokenizer_union(data: bytes) -> None:
     if not parts or None in parts.values():
         return
     base, *agents = (_model(4 if name == "base" else 8, part) for name, part in parts.items())
-    grown = with_added_rows(base, agents)
+    grown = Views(base, agents)
+    add_rows(grown)
     for text in (*grown.warnings, *grown.problems):
         str(text).encode()
     if grown.vocabulary is None or not grown.vocabulary.united:

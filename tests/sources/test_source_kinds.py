@@ -19,7 +19,7 @@ from hubmerge.plan.plan import make_comparison
 from hubmerge.recipe.ignore import ignored_by
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
-from hubmerge.sources.base import Model
+from hubmerge.sources.base import Model, Views
 from hubmerge.sources.derived import AdaptedTensor, fp8_values
 from hubmerge.sources.lora import attached
 from hubmerge.sources.remedies import Place
@@ -236,16 +236,22 @@ def test_whole_tensors_beside_an_adapter_s_pairs_are_those_of_the_base(more, wor
     assert any(words in text and next(iter(more)) in text for text in listed), listed
 
 
+def as_model(base: Model, agent: Model) -> Views:
+    view = Views(base, [])
+    view.agents = [attached(base, agent, view)]
+    return view
+
+
 @pytest.mark.parametrize("words", BAD_ADAPTERS)
 def test_an_adapter_that_fits_nothing_is_refused_with_its_names(words):
-    listed = [str(problem) for problem in attached(ON_HUB, BAD_ADAPTERS[words]).problems]
+    listed = [str(problem) for problem in as_model(ON_HUB, BAD_ADAPTERS[words]).problems]
     assert any(words in text for text in listed), listed
 
 
 def test_an_adapter_of_tied_embeddings_is_refused():
     tied = model("org/base", {name: shape for name, shape in LAYERS.items() if name != HEAD})
     whole = {f"{WRAPPER}{name}": (40, 16) for name in (HEAD, EMBEDDING)}
-    told = str(attached(tied, adapter({**PAIR, **whole})).problems[0])
+    told = str(as_model(tied, adapter({**PAIR, **whole})).problems[0])
     assert "an adapter of an embedding that the base ties to its head" in told
     assert f"got {HEAD}, {EMBEDDING}. Merge" in told
 
@@ -280,7 +286,7 @@ def test_a_square_tensor_is_refused_where_its_stack_is_stored_the_other_way_roun
     shapes |= {"transformer.h.0.attn.c_attn.bias": (48,), "vision.layers.0.fc.bias": (48,)}
     base = model("org/base", shapes, config={"architectures": ["VisionEncoderDecoderModel"], "vocab_size": 40})
     head = {} if setting else factors("lm_head", rows=40)
-    told = [str(p) for p in attached(base, adapter({**factors(square), **head}, fan_in_fan_out=setting)).problems]
+    told = [str(p) for p in as_model(base, adapter({**factors(square), **head}, fan_in_fan_out=setting)).problems]
     said = f"{square}.weight: square, and fan_in_fan_out is not what others show. Merge the adapter"
     assert [said in text for text in told] == [True] * is_refused
 
@@ -288,13 +294,13 @@ def test_a_square_tensor_is_refused_where_its_stack_is_stored_the_other_way_roun
 @pytest.mark.parametrize("hint", ["org/base", "unsloth/BASE-unsloth-bnb-4bit", None, "/home/someone/model"])
 def test_the_adapters_word_for_its_base_is_a_hint(hint):
     told = f"org/a: its adapter_config.json names {hint or 'no base'}; it is applied to org/base"
-    assert attached(ON_HUB, adapter(PAIR, base_name=hint)).warnings == (told,) * (hint != "org/base")
+    assert as_model(ON_HUB, adapter(PAIR, base_name=hint)).warnings == [told] * (hint != "org/base")
 
 
 def test_an_adapter_trained_on_a_wrapped_model_finds_its_tensors():
-    view = attached(ON_HUB, adapter(factors(f"_orig_mod.{Q}")))
+    view = as_model(ON_HUB, adapter(factors(f"_orig_mod.{Q}")))
     assert ["the prefix '_orig_mod.' is taken off" in words for words in view.warnings] == [True]
-    assert [name for name, t in view.model.tensors.items() if isinstance(t, AdaptedTensor)] == [f"{Q}.weight"]
+    assert [name for name, t in view.agents[0].tensors.items() if isinstance(t, AdaptedTensor)] == [f"{Q}.weight"]
 
 
 def test_an_adapter_is_no_base_and_no_agent_twice_but_under_another_alpha():
@@ -448,11 +454,12 @@ NOT_ALIGNED = {
 }
 
 
-def names_read(base: list[str], agent: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+def names_read(base: list[str], agent: list[str]) -> tuple[dict[str, str], list[str]]:
     """The agent's names by those that the merge has for them, and what is said of it."""
     own, other = (model(name, dict.fromkeys(names, (4,))) for name, names in (("org/base", base), ("org/a", agent)))
-    view = aligned(own, other, ignored_by([]), whole=True)
-    return {name: stored.entry.name for name, stored in view.model.tensors.items()}, view.warnings
+    view = Views(own, [other])
+    read = aligned(own, other, ignored_by([]), view, whole=True)
+    return {name: stored.entry.name for name, stored in read.tensors.items()}, view.warnings
 
 
 @pytest.mark.parametrize("case", ALIGNED)
@@ -476,7 +483,7 @@ def test_a_base_under_a_wrapper_s_names_which_nothing_loads_is_refused_and_may_b
 
 @pytest.mark.parametrize("agent", NOT_ALIGNED.values(), ids=NOT_ALIGNED)
 def test_names_that_no_single_prefix_explains_stay_as_they_are(agent):
-    assert names_read(NAMES, agent) == (dict(zip(agent, agent, strict=True)), ())
+    assert names_read(NAMES, agent) == (dict(zip(agent, agent, strict=True)), [])
 
 
 def test_a_prefix_is_taken_off_although_a_tensor_is_missing_or_too_many():
