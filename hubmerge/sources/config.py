@@ -185,7 +185,7 @@ def without_code(content: bytes) -> tuple[bytes | None, tuple[str, ...]]:
         data = json.loads(content, object_pairs_hook=table)
         # the keys of a file of tokens and their numbers alone are text
         is_vocabulary = isinstance(data, dict) and all(type(v) is int for v in data.values())
-        clean = data if is_vocabulary else _value(data, left_out, "", 0)
+        clean = data if is_vocabulary else _cleaned(data, left_out)
         if clean is _LEFT_OUT:
             return None, ()
         changed = repeated or data != clean  # bookkeeping goes without a word
@@ -211,21 +211,6 @@ def reads_as_place(text: str) -> bool:
     return of_repo or "/" in text or "\\" in text
 
 
-def _cleaned(table: Mapping[str, Any], left_out: list[str], path: str = "", depth: int = 0) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for key, value in table.items():
-        here = f"{path}.{key}" if path else key
-        if key in _QUANTIZATION or key in _BOOKKEEPING:
-            continue
-        of_kind = _text if _TEXT_KEY.fullmatch(key) else _value
-        clean = _LEFT_OUT if _names_code(key, value, table) else of_kind(value, left_out, here, depth)
-        if clean is not _LEFT_OUT:
-            kept[key] = clean
-        elif value is not None and value != "" and value != [] and value != {}:
-            left_out.append(here)
-    return kept
-
-
 def _names_code(key: str, value: Any, table: Mapping[str, Any]) -> bool:
     if key in _TAGGED:
         return value not in _TAGGED[key]
@@ -239,41 +224,35 @@ def _names_code(key: str, value: Any, table: Mapping[str, Any]) -> bool:
     return bool(_PLACE_KEY.fullmatch(key)) and _holds_text(value)
 
 
-def _value(value: Any, left_out: list[str], path: str, depth: int) -> Any:
-    """`value` without what names code or a place; _LEFT_OUT where nothing else is in it."""
-    if isinstance(value, str):
+def _cleaned(value: Any, left_out: list[str], path: str = "", depth: int = 0, text: bool | None = None) -> Any:
+    """`value` without what names code or a place; _LEFT_OUT where nothing else is in it.
+
+    `text`: these are labels, tokens or templates, which are kept whatever they read like, and so are the keys that lead
+    to them; False: of a flat table the keys are texts, too.
+    """
+    if isinstance(value, str) and text is None:
         return _LEFT_OUT if reads_as_place(value) else value
     if not isinstance(value, dict | list):
         return value
-    if depth >= MAX_DEPTH:
-        return _LEFT_OUT
-    if isinstance(value, dict):
-        return _cleaned(value, left_out, path, depth + 1)
-    # a list with a hole would be another list
-    items = [_value(v, left_out, path, depth + 1) for v in value]
-    return _LEFT_OUT if _LEFT_OUT in items else items
-
-
-def _text(value: Any, left_out: list[str], path: str, depth: int, nested: bool = False) -> Any:
-    """Labels, tokens or templates: text is kept whatever it reads like, and so are the keys that lead to it."""
-    if not isinstance(value, dict | list):
-        return value
-    if depth >= MAX_DEPTH:
+    if depth > MAX_DEPTH:
         return _LEFT_OUT
     if isinstance(value, list):
-        items = [_text(v, left_out, path, depth + 1, nested=True) for v in value]
+        # a list with a hole would be another list
+        items = [_cleaned(v, left_out, path, depth + 1, None if text is None else True) for v in value]
         return _LEFT_OUT if _LEFT_OUT in items else items
     kept: dict[str, Any] = {}
     for key, held in value.items():
-        here = f"{path}.{key}"
-        # only a flat table has texts for keys
-        keyed = nested or (isinstance(held, dict | list) and not _is_number(held))
+        here = f"{path}.{key}" if path else key
+        if text is None and (key in _QUANTIZATION or key in _BOOKKEEPING):
+            continue
+        keyed = text is not False or (isinstance(held, dict | list) and not _is_number(held))
+        inside = True if text is not None else False if _TEXT_KEY.fullmatch(key) else None
         names = keyed and _names_code(key, held, value)
-        clean = _LEFT_OUT if names else _text(held, left_out, here, depth + 1, nested=True)
-        if clean is _LEFT_OUT:
-            left_out.append(here)
-        else:
+        clean = _LEFT_OUT if names else _cleaned(held, left_out, here, depth + 1, inside)
+        if clean is not _LEFT_OUT:
             kept[key] = clean
+        elif text is not None or held not in (None, "", [], {}):
+            left_out.append(here)
     return kept
 
 
