@@ -42,7 +42,7 @@ from hubmerge.engine.sink import FinishedShard
 from hubmerge.isolation.confinement import die_with_parent
 from hubmerge.settings import Settings, load_settings
 from hubmerge.sources.base import Model
-from hubmerge.sources.reader import ShardKey, ShardStore, TensorReader, shard_key
+from hubmerge.sources.reader import ShardKey, ShardStore, TensorReader
 
 BYTES_PER_SECOND = 250_000_000  # of a shard and its inputs, cautiously: a call that takes longer is cut short
 _STARTING_S = 15  # until CUDA and torch are up
@@ -174,7 +174,7 @@ def run_burst(burst: Burst, asking: int) -> Finished | str:
     relay = Relay(lambda: None, lambda *_: None, hearing.warning)
     plans = [output.plan for output in burst.task.outputs]
     with (
-        TensorReader(burst.models, _Held(burst.paths)) as reader,
+        TensorReader(burst.models, ShardStore(burst.paths)) as reader,
         opened(plans, burst.options, hearing) as backend,
     ):
         if backend.engine is None:  # the CPU works where nothing is metered
@@ -294,14 +294,3 @@ def serve(descriptor: int, job: int) -> None:
 def _kill_workers() -> None:
     for worker in multiprocessing.active_children():
         worker.kill()
-
-
-class _Held(ShardStore):
-    """The files that the job holds for a burst."""
-
-    def __init__(self, paths: Mapping[ShardKey, Path]) -> None:
-        super().__init__()
-        self._held = paths
-
-    def path(self, model: Model, shard: str) -> Path:
-        return self._held.get(shard_key(model, shard)) or super().path(model, shard)

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Unobserved
@@ -37,7 +35,7 @@ def on_its_base(adapter: Model, hub: Hub) -> Plan:
     name, revision = adapter.adapter.base_name, adapter.adapter.base_revision
     try:
         named = ModelName(id=name or "", revision=revision)
-    except ValidationError:
+    except ValueError:
         raise _without_base(adapter, ascii("@".join(filter(None, (name, revision))) or "none")[1:-1][:120]) from None
     base = _open_base(adapter, named, hub)
     own = {"model": ModelName(id=adapter.ref.id, local=adapter.ref.kind == "local")}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator
 
 from hubmerge.hub.names import is_hub_id
 
@@ -20,14 +20,24 @@ def is_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
-class ModelName(BaseModel):
+@dataclass(frozen=True)
+class ModelName:
     """A Hub id with an optional revision, or a local folder. In a recipe it is written as text (see `parse`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: str = Field(min_length=1, max_length=MAX_CHARACTERS)
+    id: str
     revision: str | None = None
     local: bool = False
+
+    def __post_init__(self) -> None:
+        """ValueError where this is no Hub id at a revision."""
+        name, revision = self.id, self.revision
+        if self.local:
+            return
+        if not is_hub_id(name):
+            folder = f"as a folder it is written {'./' + name[:120]!r}"
+            raise ValueError(f"{name[:120]!r} is no Hub id (org/name@revision); {folder}")
+        if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
+            raise ValueError(f"{revision[:80]!r} is not a revision (a branch, a tag or a commit sha)")
 
     @classmethod
     def parse(cls, text: str | os.PathLike[str]) -> "ModelName":
@@ -48,27 +58,10 @@ class ModelName(BaseModel):
         name, _, revision = text.partition("@")
         if is_path(name) or text.startswith(SYNTHETIC):
             return cls(id=text, local=True)
-        if wrong := _not_of_the_hub(name, revision or None):
-            raise ValueError(wrong)
         return cls(id=name, revision=revision or None)
-
-    @model_validator(mode="after")
-    def _is_a_hub_id_at_a_revision(self) -> "ModelName":
-        if not self.local and (wrong := _not_of_the_hub(self.id, self.revision)):
-            raise ValueError(wrong)
-        return self
 
     def __str__(self) -> str:
         return f"{self.id}@{self.revision}" if self.revision else self.id
-
-
-def _not_of_the_hub(name: str, revision: str | None) -> str:
-    """The reason why this is no Hub id at a revision, or an empty text."""
-    if not is_hub_id(name):
-        return f"{name[:120]!r} is no Hub id (org/name@revision); as a folder it is written {'./' + name[:120]!r}"
-    if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
-        return f"{revision[:80]!r} is not a revision (a branch, a tag or a commit sha)"
-    return ""
 
 
 def _model_from_text(value: Any) -> Any:

@@ -363,7 +363,7 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
             if isinstance(given, str | list) and (not given or str(given).isspace()):  # the message says so already
                 yield replace(plain, next_step=_NEEDED.get(str(path[-1]), ""))
                 continue
-            got = "" if isinstance(given, Mapping) and "revision" in given else repr(given)[:120]
+            got = repr(given)[:120]
             yield replace(plain, got=got, next_step=_slip(path, given, issue["msg"]))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -56,10 +57,11 @@ class Readable(Protocol):
 
 
 class ShardStore:
-    """Knows the bytes of shards; called from several threads. This one reads files where they lie on this machine."""
+    """Knows the bytes of shards; called from several threads. This one reads files where they lie on this machine, or
+    those that somebody holds."""
 
-    def __init__(self) -> None:
-        self._paths: dict[ShardKey, Path] = {}  # of shards that were read: they are fetched and verified once
+    def __init__(self, held: Mapping[ShardKey, Path] = MappingProxyType({})) -> None:
+        self._paths = dict(held)  # and of shards that were read: they are fetched and verified once
         self._files = ShardFiles()
 
     def path(self, model: Model, shard: str) -> Path:

@@ -250,30 +250,29 @@ class _Family:
         )
 
     def add_rows_of_keeper(self, keeper: int) -> None:
-        views, growing = self.views, self.growing
+        views, growing, left_out = self.views, self.growing, []
         keeps = views.models[keeper]
         for k in growing:
             if k + 1 != keeper:
-                agent, views.agents[k] = views.agents[k], self.cut(views.agents[k])
-                views.warnings.append(
-                    f"{agent.ref.id}: the rows that it adds to the vocabulary are left out, since the recipe keeps "
-                    f"another tokenizer ({'the base' if keeper == 0 else keeps.ref.id}'s)"
+                left_out.append(
+                    f"{views.agents[k].ref.id}: the rows that it adds to the vocabulary are left out, since the recipe "
+                    f"keeps another tokenizer ({'the base' if keeper == 0 else keeps.ref.id}'s)"
                 )
-        if keeper == 0:
-            return
+                views.agents[k] = self.cut(views.agents[k])
         if keeper - 1 in growing:
             self.add_rows_of_one(keeper - 1)
-        elif self.base.tokens is None or keeps.tokens is None:
+        elif keeper and (self.base.tokens is None or keeps.tokens is None):
             views.refuse(
                 "a tokenizer to keep of which nothing tells whether its tokens are the base's",
                 where=str(keeps.ref),
                 expected=f"a {TOKENIZER} of both",
                 next_step="Keep the base's: tokenizer: base.",
             )
-        elif problem := self.moved(keeps):
+        elif keeper and (problem := self.moved(keeps)):
             views.problems.append(problem)
-        else:
+        elif keeper:
             views.vocabulary = Vocabulary(keeper, self.rows, ())
+        views.warnings += left_out
 
     def add_rows_of_one(self, k: int) -> None:
         views = self.views
