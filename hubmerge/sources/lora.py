@@ -17,7 +17,7 @@ one.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -38,14 +38,7 @@ _PART = re.compile(r"\.(?:base_layer|lora_[AB]|lora_embedding_[AB])(?:\.|$)", re
 _WRAPPED = re.compile(r"\.(?:base_layer|modules_to_save)\.", re.ASCII)
 
 
-@dataclass
-class _Parts:
-    """The adapter's tensors by their kind; `factors` by the name of the weight that they change."""
-
-    factors: dict[str, dict[str, StoredTensor]] = field(default_factory=dict)
-    embeddings: set[str] = field(default_factory=set)
-    full: dict[str, StoredTensor] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
+_Factors = dict[str, dict[str, StoredTensor]]  # A and B by the name of the weight that they change
 
 
 def attached(base: Model, agent: Model, told: Views) -> Model:
@@ -55,31 +48,31 @@ def attached(base: Model, agent: Model, told: Views) -> Model:
     """
     config = agent.adapter
     assert config is not None
-    parts = _sorted(agent)
+    factors, full, unknown = _sorted(agent)
     refuse = partial(told.refuse, where=str(agent.ref))
-    half = [f"{n} (no {'B' if 'A' in pair else 'A'})" for n, pair in parts.factors.items() if len(pair) != 2]
-    if parts.unknown or half:
+    half = [f"{n} (no {'B' if 'A' in pair else 'A'})" for n, pair in factors.items() if len(pair) != 2]
+    if unknown or half:
         what, expected = "an adapter with tensors that cannot be merged", "pairs of lora_A and lora_B, and full tensors"
-        got = named([*parts.unknown, *half])
+        got = named([*unknown, *half])
         refuse(what, expected=expected, got=got, next_step=WITH_PEFT)
-    elif not parts.factors:
+    elif not factors:
         refuse("an adapter without a pair of lora_A and lora_B", next_step="Remove it.")
     _tell_base(base, agent, config, told)
-    targets = {*parts.factors, *parts.full}
+    targets = {*factors, *full}
     renamed = renaming(targets, base.tensors, lambda names: all(n in base.tensors for n in names))
     names: Mapping[str, str] = {n: n for n in targets}
     if renamed is not None:
         words, names = renamed
         told.warnings.append(f"{agent.ref.id}: {words}")
     tensors: dict[str, StoredTensor] = {n: BorrowedTensor.of(t, BASE) for n, t in base.tensors.items()}
-    tensors |= {names[n]: t for n, t in parts.full.items()}
+    tensors |= {names[n]: t for n, t in full.items()}
     if touched := tied_to_head(base, [names[n] for n in sorted(targets)]):
         what, expected = "an adapter of an embedding that the base ties to its head", "an adapter of other layers"
         refuse(what, expected=expected, got=named(touched), next_step=WITH_PEFT)
     step = f"Remove {agent.ref.id} or choose the base it was trained from."
     if config.base_name and config.base_name != base.ref.id:
         step = f"Choose the adapter's own base, {ascii(config.base_name)[1:-1][:120]}, or remove {agent.ref.id}."
-    missing = {names[n]: None for n in parts.factors if names[n] not in base.tensors}
+    missing = {names[n]: None for n in factors if names[n] not in base.tensors}
     if missing:
         tensors = {n: t for n, t in tensors.items() if n not in missing}  # else told again, as one to ignore
         what, expected = "an adapter of tensors that the base does not have", f"tensors of {base.ref.id}"
@@ -88,10 +81,10 @@ def attached(base: Model, agent: Model, told: Views) -> Model:
         refuse(what, expected=expected, got=named([*missing]), next_step=either)
     unfit: list[str] = []
     adapted: dict[str, AdaptedTensor] = {}
-    for name, pair in parts.factors.items():
+    for name, pair in factors.items():
         if names[name] in missing or len(pair) != 2:  # which is told already
             continue
-        made = _adapted(name, pair, tensors[names[name]], config, name in parts.embeddings)
+        made = _adapted(name, pair, tensors[names[name]], config)
         if isinstance(made, str):
             unfit.append(made)
         else:
@@ -99,7 +92,7 @@ def attached(base: Model, agent: Model, told: Views) -> Model:
     if unfit:
         what, expected = "adapter tensors that do not fit the base", f"A and B for the shapes of {base.ref.id}"
         refuse(what, expected=expected, got=named(unfit), next_step=step)
-    if square := _either_way(base, adapted, config, {names[n] for n in parts.embeddings}):
+    if square := _either_way(base, adapted, config):
         what = "adapter tensors that may be stored either way round"
         expected = f"others as fan_in_fan_out says, which is {str(config.fan_in_fan_out).lower()}"
         got = named([f"{n}: square, and fan_in_fan_out is not what others show" for n in square])
@@ -125,8 +118,11 @@ def whole_name(stored: str) -> str:
     return _WRAPPED.sub(".", stored.removeprefix(_WRAPPER))
 
 
-def _sorted(agent: Model) -> _Parts:
-    parts = _Parts()
+def _sorted(agent: Model) -> tuple[_Factors, dict[str, StoredTensor], list[str]]:
+    """The adapter's tensors by their kind: factors, full tensors, and the names of others."""
+    factors: _Factors = {}
+    full: dict[str, StoredTensor] = {}
+    unknown: list[str] = []
     names = {stored.removeprefix(_WRAPPER) for stored in agent.tensors}
     for stored, tensor in agent.tensors.items():
         name = stored.removeprefix(_WRAPPER)
@@ -134,21 +130,22 @@ def _sorted(agent: Model) -> _Parts:
         if again != name and again in names:
             continue
         if match := _LINEAR.fullmatch(name) or _EMBEDDING.fullmatch(name):
-            weight = f"{match[1]}.weight"
-            pair = parts.factors.setdefault(weight, {})
+            pair = factors.setdefault(f"{match[1]}.weight", {})
             if match[2] in pair:  # once under the wrapper's name, once without it
-                parts.unknown.append(stored)
+                unknown.append(stored)
             pair[match[2]] = tensor
-            if ".lora_embedding_" in name:
-                parts.embeddings.add(weight)
         elif "lora_" in name:
-            parts.unknown.append(stored)
+            unknown.append(stored)
         else:
             plain = whole_name(stored)
-            if plain in parts.full:
-                parts.unknown.append(stored)
-            parts.full[plain] = tensor
-    return parts
+            if plain in full:
+                unknown.append(stored)
+            full[plain] = tensor
+    return factors, full, unknown
+
+
+def _of_embedding(*pair: StoredTensor) -> bool:
+    return any(".lora_embedding_" in factor.entry.name for factor in pair)
 
 
 def _tell_base(base: Model, agent: Model, config: AdapterConfig, told: Views) -> None:
@@ -174,10 +171,11 @@ def _tell_base(base: Model, agent: Model, config: AdapterConfig, told: Views) ->
 
 
 def _adapted(
-    name: str, pair: Mapping[str, StoredTensor], weight: StoredTensor, config: AdapterConfig, embedding: bool
+    name: str, pair: Mapping[str, StoredTensor], weight: StoredTensor, config: AdapterConfig
 ) -> AdaptedTensor | str:
     """W + s·B·A, or what does not fit."""
     a, b = pair["A"], pair["B"]
+    embedding = _of_embedding(a, b)
     shapes = f"{name}: A {dims(a.entry.shape)}, B {dims(b.entry.shape)}, W {dims(weight.entry.shape)}"
     if len(a.entry.shape) != 2 or len(b.entry.shape) != 2 or a.entry.shape[0] != b.entry.shape[1]:
         return shapes
@@ -196,13 +194,11 @@ def _adapted(
     return AdaptedTensor.of(weight, a, b, config.scale_of(module), transposed=transposed)
 
 
-def _either_way(
-    base: Model, adapted: Mapping[str, AdaptedTensor], config: AdapterConfig, embeddings: set[str]
-) -> list[str]:
+def _either_way(base: Model, adapted: Mapping[str, AdaptedTensor], config: AdapterConfig) -> list[str]:
     """The square tensors whose orientation is unknown, since others contradict fan_in_fan_out.
 
     PEFT sets it anew at each layer that it adapts, so that it is right for the last one alone."""
-    linear = {n: t for n, t in adapted.items() if n not in embeddings}
+    linear = {n: t for n, t in adapted.items() if not _of_embedding(t.a, t.b)}
     square = [n for n, t in linear.items() if t.entry.shape[0] == t.entry.shape[1]]
     if all(t.transposed == config.fan_in_fan_out for t in linear.values()):
         others = _orientations(base) if square else {}
