@@ -18,6 +18,7 @@ from pathlib import Path
 from hubmerge.errors import SettingsError
 from hubmerge.machine.disk_errors import writing, written
 from hubmerge.settings import Settings
+from hubmerge.text.wording import json_table
 
 KEYS = "keys.json"
 MAX_KEYS = 100
@@ -90,11 +91,8 @@ def folder_keys(folder: Path) -> frozenset[str]:
 
 def parse_keys(data: bytes) -> tuple[str, ...]:
     """The keys of a keys.json, sorted; ValueError for anything else."""
-    try:
-        document = json.loads(data) if len(data) <= MAX_KEYS_BYTES else None
-    except (ValueError, RecursionError):
-        document = None
-    keys = document.get("keys") if isinstance(document, dict) else None
+    document = json_table(data) if len(data) <= MAX_KEYS_BYTES else None
+    keys = (document or {}).get("keys")
     if not isinstance(keys, list) or len(keys) > MAX_KEYS:
         raise ValueError(f'expected {{"keys": […]}} with at most {MAX_KEYS} entries')
     if not all(isinstance(key, str) and _KEY.fullmatch(key) for key in keys):

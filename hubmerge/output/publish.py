@@ -6,7 +6,6 @@ the commit, the merge's identity is looked up in the repo, so there are never tw
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +26,7 @@ from hubmerge.errors import (
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import COMMIT_TRIES, BranchMovedError
 from hubmerge.hub.names import is_hub_id
+from hubmerge.text.wording import json_table
 
 _BLOCK_BYTES = 4 * 1024 * 1024
 MAX_MANIFEST_BYTES = 32 * 1024 * 1024  # 32 agents of 126 layers take some 25 MB
@@ -265,7 +265,7 @@ def _published(hub: Hub, target: Target, identity: str, head: str) -> Published:
 
 def _identity(hub: Hub, repo: str, sha: str) -> str | None:
     try:
-        manifest = json.loads(hub.read_file(repo, sha, MANIFEST, MAX_MANIFEST_BYTES))
-    except (ValueError, RecursionError, FormatError):
+        manifest = json_table(hub.read_file(repo, sha, MANIFEST, MAX_MANIFEST_BYTES))
+    except FormatError:
         return None  # not written by us
-    return manifest.get("identity") if isinstance(manifest, dict) else None
+    return (manifest or {}).get("identity")

@@ -38,7 +38,7 @@ from hubmerge.sources.config import merged_config
 from hubmerge.sources.open import INDEX, LFS_POINTER, not_fetched
 from hubmerge.sources.staged import GENERATION, ends_of, stated_ends
 from hubmerge.sources.vocabulary import TOKENIZER
-from hubmerge.text.wording import incompatible, json_file, named
+from hubmerge.text.wording import incompatible, json_file, json_table, named
 
 _CONFIG = "tokenizer_config.json"
 _ADDED = "added_tokens.json"
@@ -122,29 +122,20 @@ def united_tokenizer(files: Mapping[str, bytes], tokens: Sequence[AddedToken]) -
     content = json.loads(files[TOKENIZER])
     content["added_tokens"] = [*(content.get("added_tokens") or []), *(_entry(t, with_id=True) for t in tokens)]
     changed = {TOKENIZER: _json(content)}
-    config = _table(files.get(_CONFIG, b"")) or {}
+    config = json_table(files.get(_CONFIG, b"")) or {}
     if isinstance(decoder := config.get("added_tokens_decoder"), dict):
         more = {str(t.id): _entry(t, with_id=False) for t in tokens}
         changed[_CONFIG] = _json({**config, "added_tokens_decoder": {**decoder, **more}})
-    if (added := _table(files.get(_ADDED, b""))) is not None:
+    if (added := json_table(files.get(_ADDED, b""))) is not None:
         changed[_ADDED] = _json({**added, **{t.content: t.id for t in tokens}})
     return changed
-
-
-def _table(content: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _template(content: bytes) -> str | None:
     """The chat template or templates in a tokenizer_config.json, as JSON."""
     try:
-        found = json.loads(content)["chat_template"]
-        return json.dumps(found) if found else None
-    except (ValueError, LookupError, TypeError, RecursionError):
+        return json.dumps(found) if (found := (json_table(content) or {}).get("chat_template")) else None
+    except RecursionError:
         return None
 
 

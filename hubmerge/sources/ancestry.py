@@ -3,12 +3,12 @@
 The report of a merge of merges holds what its parents were made from, so that one file tells all generations.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from hubmerge.hub.names import FileInfo, stated_bases
+from hubmerge.text.wording import json_table
 
 REPORT = "hubmerge.json"
 MAX_GENERATIONS = 8
@@ -37,13 +37,10 @@ def stated_ancestors(
     bases = stated_bases(card)
     if len(bases) > 1 and REPORT in files and files[REPORT].size <= _MAX_REPORT_BYTES:
         raw = read_file(REPORT, _MAX_REPORT_BYTES)
-        try:
-            # a bomb of a million empty lists is not even parsed
-            small = raw.count(b",") + raw.count(b"[") + raw.count(b"{") <= _MAX_REPORT_VALUES
-            report = json.loads(raw) if small else None
-        except (ValueError, RecursionError):
-            report = None
-        if isinstance(report, dict) and (found := ancestors_in(report.get("parents"))):
+        # a bomb of a million empty lists is not even parsed
+        small = raw.count(b",") + raw.count(b"[") + raw.count(b"{") <= _MAX_REPORT_VALUES
+        report = json_table(raw) if small else None
+        if report and (found := ancestors_in(report.get("parents"))):
             return found
     return ancestors_in(bases)
 

@@ -19,6 +19,7 @@ from hubmerge.sources.config import merged_config, told
 from hubmerge.sources.folder import CONFIG, check_planned
 from hubmerge.sources.open import INDEX, SINGLE
 from hubmerge.sources.reader import LocalOrFetched
+from hubmerge.text.wording import json_table
 
 GENERATION = "generation_config.json"
 
@@ -73,10 +74,7 @@ def stated_ends(model: Model, read: ReadFile) -> list[int]:
     info = model.files.get(GENERATION)
     if info is None or info.size > MAX_SETTINGS_BYTES:
         return []
-    try:
-        return ends_of(json.loads(read(model, GENERATION)))
-    except (ValueError, RecursionError):
-        return []
+    return ends_of(json_table(read(model, GENERATION)))
 
 
 def ends_of(settings: Any) -> list[int]:

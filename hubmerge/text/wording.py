@@ -52,6 +52,15 @@ def place(where: str, *path: object) -> str:
     return " → ".join(parts)
 
 
+def json_table(content: bytes) -> dict[str, Any] | None:
+    """The table that a stranger's JSON file holds, if it holds one."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def json_file(value: Any) -> bytes:
     """JSON that people can read, too. A lone surrogate, which UTF-8 cannot encode, is escaped."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

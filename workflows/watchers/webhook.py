@@ -9,7 +9,6 @@ the sender is answered. A delivery that is repeated before a tick has handled it
 """
 
 import hmac
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from starlette.routing import Route
 
 from hubmerge.errors import DiskError, LoginError
 from hubmerge.hub.names import is_hub_id, is_sha
+from hubmerge.text.wording import json_table
 from workflows.jobs.jobs import DatabaseBusyError
 from workflows.jobs.schema import DELIVERIES
 from workflows.jobs.store import Store
@@ -88,11 +88,8 @@ def webhook_route(secret: SecretStr | None, inbox: Inbox) -> Route:
             return _answer(400, "the body is not complete")
         if body is None:
             return _answer(413, f"a delivery has at most {MAX_BODY_BYTES} bytes")
-        try:
-            payload = json.loads(body)
-        except (ValueError, RecursionError):
-            payload = None
-        if not isinstance(payload, dict):
+        payload = json_table(body)
+        if payload is None:
             return _answer(400, "a delivery is a JSON object")
         try:
             found = pushes(payload)
