@@ -9,16 +9,76 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from hubmerge.board.values import Board, Row, RowFlag, SuiteBoard
 from hubmerge.output.scores import Estimate
 
 SCHEMA = 3
-_OF_TASKS = ("samples", "truncated", "few_shot", "task_version", "dataset", "dataset_revision")
 # where one would begin; not at a number further on in a list
 _FORMULA = re.compile(r"(^|;(?! -[\d.e-]+(?:;|$)))(?= *[=+\-@\t\r\n＝＋－＠])", re.MULTILINE)
+
+
+def _of(kind: Any, *names: str, at: str = "") -> dict[str, tuple[Callable[[Any], Any], Any]]:
+    """Columns of a kind: a type, a list of one kind, or columns; `at`: where the value has them."""
+    return {name: (attrgetter(at + name), kind) for name in names}
+
+
+def _at(kind: Any, **places: str) -> dict[str, tuple[Callable[[Any], Any], Any]]:
+    """Columns that the value has by another name."""
+    return {name: (attrgetter(place), kind) for name, place in places.items()}
+
+
+_LIMITS = ("value", "low", "high")
+_ESTIMATE = _of(float, *_LIMITS)
+_ERROR = _of(str, "code", "message")
+_DOMAIN = {
+    **_of(str, "domain"),
+    **_of(float, *_LIMITS, at="score."),
+    **_of(int, "rank"),
+    **_of(str, "best_parent"),
+    **_of(_ESTIMATE, "change"),
+    **_of(bool, "synergy", "synergy_certain"),
+}
+_TASK = {
+    **_of(str, "task", "domain", "metric"),
+    **_of(float, *_LIMITS, at="score."),
+    **_of(int, "samples", "truncated", "few_shot", "task_version"),
+    **_of(str, "dataset", "dataset_revision"),
+}
+_SKILL = {
+    **_of(str, "task", "domain", "best_parent"),
+    **_of(bool, "kept"),
+    **_of(float, *_LIMITS, at="gain_kept."),
+}
+# a row as JSON and in the table
+ROW = {
+    **_of(int, "rank"),
+    **_of(str, "model", "sha", "status"),
+    **_of(_ERROR, "error"),
+    **_of([_of(str, "kind", "reason", "inherited_from")], "flags"),
+    **_of(None, "failures"),  # by suite; the table has no joined board
+    **_of(bool, "superseded"),
+    **_of(_ESTIMATE, "overall"),
+    **_of([_DOMAIN], "domains"),
+    **_of([_TASK], "tasks"),
+    **_of({**_of(int, "kept"), **_of(_ESTIMATE, "mean"), **_of([_SKILL], "skills")}, "skills"),
+    **_of(int, "skills_rank"),
+    **_of(_ESTIMATE, "instruction_change"),
+    **_of([{**_of(str, "role", "id", "sha"), **_of(float, "weight"), **_of(str, "status")}], "parents"),
+    **_of([str], "ancestors"),
+    **_of(str, "author", "license", at="facts."),
+    **_of(int, "parameters", "size_bytes", at="facts."),
+    **_at(str, committed="facts.created", evaluated="created", dtype="environment.dtype"),
+    **_of(str, "narrowed", "run_by"),
+    **_of(bool, "signed"),
+    **_of(str, "method", "method_parameters", "recipe", at="facts."),
+    **_of(int, "agents"),
+    **_of(float, "density", "overlap", "conflict", at="facts."),
+    **_of([float], "effective_scales", at="facts."),
+}
 
 
 def board_json(board: Board) -> str:
@@ -40,65 +100,18 @@ def board_json(board: Board) -> str:
 
 def row_data(row: Row) -> dict[str, Any]:
     """One row; what is not known is null, a failed run has no scores."""
-    facts = row.facts
-    return {
-        **_named(row, "rank", "model", "sha", "status"),
-        "error": _named(row.error, "code", "message") if row.error else None,
-        "flags": [_named(flag, "kind", "reason", "inherited_from") for flag in row.flags],
-        "failures": {suite: _named(error, "code", "message") for suite, error in sorted(row.failures.items())},
-        "superseded": row.superseded,
-        "overall": _estimate(row.overall),
-        "domains": [
-            {
-                "domain": d.domain,
-                **_limits(d.score),
-                **_named(d, "rank", "best_parent"),
-                "change": _estimate(d.change),
-                **_named(d, "synergy", "synergy_certain"),
-            }
-            for d in row.domains
-        ],
-        "tasks": [
-            {**_named(task, "task", "domain", "metric"), **_limits(task.score), **_named(task, *_OF_TASKS)}
-            for task in row.tasks
-        ],
-        "skills": row.skills
-        and {
-            "kept": row.skills.kept,
-            "mean": _estimate(row.skills.mean),
-            "skills": [
-                {**_named(s, "task", "domain", "best_parent", "kept"), **_limits(s.gain_kept)}
-                for s in row.skills.skills
-            ],
-        },
-        "skills_rank": row.skills_rank,
-        "instruction_change": _estimate(row.instruction_change),
-        "parents": [_named(parent, "role", "id", "sha", "weight", "status") for parent in row.parents],
-        "ancestors": list(row.ancestors),
-        **_named(facts, "author", "license", "parameters", "size_bytes"),
-        "committed": facts.created,
-        "evaluated": row.created,
-        "dtype": row.environment.dtype,
-        **_named(row, "narrowed", "run_by", "signed"),
-        "method": facts.method,
-        "method_parameters": dict(facts.method_parameters),
-        "recipe": facts.recipe,
-        "agents": row.agents,
-        **_named(facts, "density", "overlap", "conflict"),
-        "effective_scales": list(facts.effective_scales),
-    }
+    failures = {suite: _told(error, _ERROR) for suite, error in sorted(row.failures.items())}
+    return {**_told(row, ROW), "failures": failures, "method_parameters": dict(row.facts.method_parameters)}
+
+
+def _told(value: Any, kind: Any) -> Any:
+    if isinstance(kind, dict) and value is not None:
+        return {name: _told(get(value), inner) for name, (get, inner) in kind.items()}
+    return [_told(each, kind[0]) for each in value] if isinstance(kind, list) else value
 
 
 def _named(value: object, *names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
-
-
-def _limits(estimate: Estimate) -> dict[str, float]:
-    return _named(estimate, "value", "low", "high")
-
-
-def _estimate(estimate: Estimate | None) -> dict[str, float] | None:
-    return None if estimate is None else _limits(estimate)
 
 
 def suite_csv(suite: SuiteBoard, rows: Sequence[Row] | None = None) -> str:

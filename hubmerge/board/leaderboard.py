@@ -13,20 +13,21 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any
 
 from hubmerge.board.files import ResultFiles
 from hubmerge.board.lineage import Lineage, Node
-from hubmerge.board.standing import Standing
+from hubmerge.board.standing import Run, admit, ancestry, signed_first
 from hubmerge.board.values import COMBINED, Board, Flag, Refusal, Row, RowFlag, SuiteBoard, TaskLine
-from hubmerge.evaluation.result import EvaluationResult, RunError, Split, TaskScore, result_path
+from hubmerge.evaluation.result import EvaluationResult, Split, TaskScore, result_path
 from hubmerge.evaluation.signing import provenance
 from hubmerge.hub.names import is_hub_id
 from hubmerge.output.scores import (
     INSTRUCTION,
+    DomainLine,
     Estimate,
     ParentLine,
     difference,
@@ -43,6 +44,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.+\-]{0,99}", re.ASCII)
 _CLOCKS_DIFFER = timedelta(days=1)
 _Descent = tuple[Lineage, Mapping[Node, tuple[RowFlag, ...]]]  # what rows descend from, and the flags that they carry
 _AS_STATED = tuple(f.name for f in fields(TaskLine) if f.name != "score")  # what a task's line has as its result has it
+_NOT_SCORED = ParentLine("agent", "", "", 1.0, "not scored")
 
 
 def build_board(
@@ -63,40 +65,36 @@ def build_board(
     """
     flags = tuple(sorted(set(flags), key=lambda f: (f.model, f.sha or "", f.kind, f.reason)))
     out = set(refused)
-    decided = _accept(results, now, frozenset(trusted), out)
-    accepted = [result for result, _ in decided.values()]
-    standing = Standing({key for key, (_, is_signed) in decided.items() if is_signed})
+    runs = _accept(results, now, frozenset(trusted), out)
     descent: dict[bool, _Descent] = {}
-    for is_signed, told in standing.ancestry(accepted).items():
+    for is_signed, told in ancestry(runs).items():
         lineage = Lineage(told)
         descent[is_signed] = lineage, lineage.flagged(flags)
-    suites: dict[str, dict[str, list[EvaluationResult]]] = defaultdict(lambda: defaultdict(list))
-    for result in standing.admit(accepted, split, out):
-        suites[result.suite][result.suite_version].append(result)
+    suites: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in admit([run for run in runs if run.result.split == split], out):
+        suites[run.result.suite][run.result.suite_version].append(run)
     boards: list[SuiteBoard] = []
-    single: dict[str, tuple[str, dict[Node, _Scored]]] = {}
+    single: dict[str, tuple[str, dict[Node, Row]]] = {}
     for suite, found in sorted(suites.items()):
-        newest = {v: max(_moment(r.created) for r in standing.signed_first(group)) for v, group in found.items()}
+        newest = {v: max(_moment(run.result.created) for run in signed_first(group)) for v, group in found.items()}
         versions = tuple(sorted(found, key=lambda v: (newest[v], v), reverse=True))
         shown = (suite_versions or {}).get(suite, versions[0])
-        group = _with_equal_tasks(found.get(shown, []), standing, out)
-        scored: dict[Node, _Scored] = {}
-        for result in group:
+        scored: dict[Node, Row] = {}
+        for run in _with_equal_tasks(found.get(shown, []), out):
             try:
-                scored[result.model, result.sha] = _scored(result)
+                scored[run.result.model, run.result.sha] = _scored(run)
             except (ArithmeticError, ValueError) as error:  # bounds keep these out; one file must never end the board
-                out.add(Refusal(result_path(result)[:300], f"its scores cannot be computed with: {error}"[:300]))
+                reason = f"its scores cannot be computed with: {error}"[:300]
+                out.add(Refusal(result_path(run.result)[:300], reason))
         if _domains(scored) == (suite,):
             single[suite] = (shown, scored)
-        boards.append(SuiteBoard(suite, shown, split, versions, *_rows(scored, descent, standing)))
-    if signed := {
-        s: own for s, own in single.items() if any(p.tasks and standing.is_signed(p.result) for p in own[1].values())
-    }:
+        boards.append(SuiteBoard(suite, shown, split, versions, *_rows(scored, descent)))
+    if signed := {s: own for s, own in single.items() if any(row.tasks and row.signed for row in own[1].values())}:
         single = signed  # a suite of which only the community has scores must not leave everybody incomplete
     if len(single) > 1:
         version = " ".join(f"{suite}-{version}" for suite, (version, _) in single.items())
-        joined = _joined({suite: scored for suite, (_, scored) in single.items()}, standing)
-        boards.insert(0, SuiteBoard(COMBINED, version, split, (version,), *_rows(joined, descent, standing)))
+        joined = _joined({suite: scored for suite, (_, scored) in single.items()})
+        boards.insert(0, SuiteBoard(COMBINED, version, split, (version,), *_rows(joined, descent)))
     return Board(tuple(boards), flags, tuple(sorted(out, key=lambda r: (r.where, r.reason))))
 
 
@@ -115,9 +113,9 @@ def board_of(read: ResultFiles, *, suite_versions: Mapping[str, str] | None = No
 
 def _accept(
     results: Iterable[EvaluationResult], now: datetime | None, trusted: Collection[str], out: set[Refusal]
-) -> dict[tuple[str, ...], tuple[EvaluationResult, bool]]:
-    """Per run one credible result, and whether it is signed, in an order that does not depend on the input's."""
-    best: dict[tuple[str, ...], tuple[EvaluationResult, bool]] = {}
+) -> list[Run]:
+    """Of every run one credible result, in an order that does not depend on the input's."""
+    best: dict[tuple[str, ...], Run] = {}
     for result in results:
         if reason := _doubt(result, now):
             out.add(Refusal(result_path(result)[:300], reason))
@@ -125,17 +123,17 @@ def _accept(
         if (found := provenance(result, trusted)) == "forged":
             out.add(Refusal(result_path(result)[:300], "its signature is not of this content"))
             continue
-        key, mine = result.run_key, (result, found == "signed")
+        key, mine = result.run_key, Run(result, found == "signed")
         known = best.setdefault(key, mine)
-        if known[0] != result:
-            (other, _), best[key] = sorted((known, mine), key=lambda pair: (pair[1], *_preference(pair[0])))
-            why = f"another result of the same run is preferred to that of {other.created}"
-            out.add(Refusal(result_path(other), why))
-    return dict(sorted(best.items(), key=itemgetter(0)))
+        if known.result != result:
+            other, best[key] = sorted((known, mine), key=_preference)
+            why = f"another result of the same run is preferred to that of {other.result.created}"
+            out.add(Refusal(result_path(other.result), why))
+    return [run for _, run in sorted(best.items(), key=itemgetter(0))]
 
 
-def _preference(result: EvaluationResult) -> tuple[bool, datetime, str]:
-    return (result.status == "done", _moment(result.created), result.to_json())
+def _preference(run: Run) -> tuple[bool, bool, datetime, str]:
+    return (run.signed, run.result.status == "done", _moment(run.result.created), run.result.to_json())
 
 
 def _doubt(result: EvaluationResult, now: datetime | None) -> str | None:
@@ -169,46 +167,32 @@ def _moment(text: str) -> datetime:
         raise ValueError("out of the calendar") from None
 
 
-def _with_equal_tasks(
-    group: Sequence[EvaluationResult], standing: Standing, out: set[Refusal]
-) -> list[EvaluationResult]:
-    """The results of the tasks that most have, signed ones first; of two sets as frequent, the first that was there."""
+def _with_equal_tasks(group: Sequence[Run], out: set[Refusal]) -> list[Run]:
+    """The runs of the tasks that most have, signed ones first; of two sets as frequent, the first that was there."""
     # the facts that must be equal for two scores to compare, none for a failed run; not the commits of the datasets,
     # whose content the suite's version is over
     tasks = {
-        id(r): tuple(sorted((t.task, t.domain, t.metric, t.few_shot, t.task_version, t.dataset) for t in r.tasks))
-        for r in group
+        id(run): tuple(
+            sorted((t.task, t.domain, t.metric, t.few_shot, t.task_version, t.dataset) for t in run.result.tasks)
+        )
+        for run in group
     }
-    decisive = standing.signed_first(r for r in group if tasks[id(r)])
-    decisive.sort(key=lambda r: (_moment(r.created), repr(tasks[id(r)])))
-    counts = Counter(tasks[id(r)] for r in decisive)  # in the order in which they were there
+    decisive = signed_first(run for run in group if tasks[id(run)])
+    decisive.sort(key=lambda run: (_moment(run.result.created), repr(tasks[id(run)])))
+    counts = Counter(tasks[id(run)] for run in decisive)  # in the order in which they were there
     usual = counts.most_common(1)[0][0] if counts else ()
     kept = []
-    for r in group:
-        if tasks[id(r)] in ((), usual):
-            kept.append(r)
+    for run in group:
+        if tasks[id(run)] in ((), usual):
+            kept.append(run)
         else:
-            out.add(Refusal(result_path(r), "its tasks are others than this suite's at this version"))
+            out.add(Refusal(result_path(run.result), "its tasks are others than this suite's at this version"))
     return kept
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """A result with its intervals."""
-
-    result: EvaluationResult
-    tasks: tuple[TaskLine, ...]
-    domains: Mapping[str, Estimate]
-    overall: Estimate | None
-    failures: Mapping[str, RunError] = field(default_factory=dict)
-    narrowed: str | None = None
-
-    @property
-    def by_task(self) -> Mapping[tuple[str, str], Estimate]:
-        return {(t.domain, t.task): t.score for t in self.tasks}
-
-
-def _scored(result: EvaluationResult) -> _Scored:
+def _scored(run: Run) -> Row:
+    """The row of a run by itself, its scores with their intervals."""
+    result, ran = run.result, run.result.environment
     lines = tuple(
         TaskLine(score=score_interval(t.value, t.samples, t.stderr), **{name: getattr(t, name) for name in _AS_STATED})
         for t in sorted(result.tasks, key=_task_order)
@@ -216,135 +200,7 @@ def _scored(result: EvaluationResult) -> _Scored:
     parts: dict[str, list[Estimate]] = {}
     for line in lines:
         parts.setdefault(line.domain, []).append(line.score)
-    domains = {domain: mean(found) for domain, found in parts.items()}
-    ran = result.environment
-    narrowed = f"{ran.dtype}, stored as {ran.stored_dtype}" if ran.stored_dtype else None
-    return _Scored(result, lines, domains, mean(list(domains.values())) if domains else None, narrowed=narrowed)
-
-
-def _task_order(task: TaskLine | TaskScore) -> tuple[tuple[int, str], str]:
-    return domain_order(task.domain), task.task
-
-
-def _domains(scored: Mapping[Node, _Scored]) -> tuple[str, ...]:
-    return tuple(sorted({d for s in scored.values() for d in s.domains}, key=domain_order))
-
-
-def _joined(suites: Mapping[str, Mapping[Node, _Scored]], standing: Standing) -> dict[Node, _Scored]:
-    """One entry per model and commit out of several suites; its newest result tells the facts.
-
-    Signed scores are not joined with others of the same model: only the signed ones count there.
-    """
-    parts: dict[Node, dict[str, _Scored]] = defaultdict(dict)
-    for suite, scored in suites.items():
-        for node, own in scored.items():
-            parts[node][suite] = own
-    for node, found in parts.items():
-        signed = {suite: own for suite, own in found.items() if standing.is_signed(own.result)}
-        parts[node] = signed or found
-    return {node: _join(found, complete=set(suites)) for node, found in parts.items()}
-
-
-def _join(parts: Mapping[str, _Scored], complete: set[str]) -> _Scored:
-    failures = {suite: p.result.error for suite, p in parts.items() if p.result.error is not None}
-    done = {suite: p for suite, p in parts.items() if suite not in failures}
-    told = max((p.result for p in (done or parts).values()), key=_preference)
-    domains = {d: e for p in done.values() for d, e in p.domains.items()}
-    ordered = {d: domains[d] for d in sorted(domains, key=domain_order)}
-    tasks = sorted((t for p in done.values() for t in p.tasks), key=_task_order)
-    overall = mean(list(ordered.values())) if set(done) == complete else None
-    narrowed = next((p.narrowed for p in done.values() if p.narrowed), None)
-    return _Scored(told, tuple(tasks), ordered, overall, failures, narrowed)
-
-
-def _rows(
-    scored: Mapping[Node, _Scored], descent: Mapping[bool, _Descent], standing: Standing
-) -> tuple[tuple[str, ...], tuple[Row, ...]]:
-    """The domains and the rows; `descent`: of signed rows (True), and of others."""
-    of = {node: descent[standing.is_signed(own.result)] for node, own in scored.items()}
-    marks = {node: flags.get(node, ()) for node, (_, flags) in of.items()}
-    decisive = {id(r) for r in standing.signed_first(s.result for s in scored.values())}
-    newest = _newest([s.result for s in scored.values()], standing)
-    shown = set(newest.values())
-    waiting = list(shown)
-    while waiting:  # parents of what is shown, and theirs
-        for p in scored[waiting.pop()].result.facts.parents:
-            if (node := (p.id, p.sha)) in scored and node not in shown:
-                shown.add(node)
-                waiting.append(node)
-    counted = {n for n in shown if not marks[n] and n == newest[n[0]] and id(scored[n].result) in decisive}
-    ranked = [scored[n] for n in sorted(counted)]
-    signed = {n: s for n, s in scored.items() if standing.is_signed(s.result)}
-    # parents also by their commits, since a repo may have been renamed; a signed result of one, and scores, go first
-    firm = sorted(scored.values(), key=lambda s: (standing.is_signed(s.result), s.result.status == "done"))
-    of_commit = [{s.result.sha: s for s in firm if is_all or standing.is_signed(s.result)} for is_all in (True, False)]
-    domains = _domains(scored)
-    lows = sorted(s.overall.low for s in ranked if s.overall)
-    lows_of = {d: sorted(s.domains[d].low for s in ranked if d in s.domains) for d in domains}
-    rows = []
-    for node in sorted(shown):
-        own = scored[node]
-        counts = node in counted
-        credible = signed if node in signed else scored  # no stranger's score of a parent makes a signed row look good
-        ranks = {d: _rank(e.high, lows_of[d]) for d, e in own.domains.items()} if counts else {}
-        rows.append(
-            _row(
-                own,
-                [
-                    _parent(p, credible.get((p.id, p.sha)) or of_commit[node in signed].get(p.sha))
-                    for p in own.result.facts.parents
-                ],
-                ranks,
-                rank=_rank(own.overall.high, lows) if counts and own.overall else None,
-                ancestors=tuple(f"{id}@{sha}" for id, sha in of[node][0].ancestors(node)),
-                flags=marks[node],
-                superseded=node != newest[node[0]],
-                signed=standing.is_signed(own.result),
-            )
-        )
-    orders = [r.skills.order if r.rank is not None and r.skills else None for r in rows]
-    known = sorted(order for order in orders if order is not None)
-    for place, order in enumerate(orders):
-        if order is not None:
-            rows[place] = replace(rows[place], skills_rank=_rank(order, known))
-    return domains, tuple(sorted(rows, key=_place))
-
-
-def _rank(value: Any, others: Sequence[Any]) -> int:
-    """1 + how many of the others, which are sorted, lie above."""
-    return 1 + len(others) - bisect_right(others, value)
-
-
-def _newest(group: Sequence[EvaluationResult], standing: Standing) -> dict[str, Node]:
-    """Each model's newest commit among the results, signed ones first: by the commit's date, else by the result's."""
-
-    def age(result: EvaluationResult) -> tuple[bool, datetime, datetime, str]:
-        created = _moment(result.created)
-        try:
-            committed = _moment(result.facts.created or result.created)
-        except ValueError:
-            committed = created
-        return (standing.is_signed(result), min(committed, created), created, result.sha)
-
-    return {result.model: (result.model, result.sha) for result in sorted(group, key=age)}
-
-
-def _parent(parent: Any, own: _Scored | None) -> ParentLine:
-    line = ParentLine(parent.role, parent.id, parent.sha, parent.weight, "not scored")
-    if own is None:
-        return line
-    if own.result.status == "failed":
-        return replace(line, status="failed")
-    return replace(line, status="scored", domains=own.domains, tasks=own.by_task, overall=own.overall)
-
-
-def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int], **placed: Any) -> Row:
-    """The row of a model beside its parents; `ranks`: those in its domains, `placed`: its place among the rows."""
-    result = own.result
-    base = next((p for p in parents if p.role == "base" and INSTRUCTION in p.domains), None)
-    change = (
-        difference(own.domains[INSTRUCTION], base.domains[INSTRUCTION]) if base and INSTRUCTION in own.domains else None
-    )
+    domains = tuple(DomainLine(domain, mean(found), None) for domain, found in parts.items())
     return Row(
         model=result.model,
         sha=result.sha,
@@ -352,17 +208,139 @@ def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int], 
         error=result.error,
         created=result.created,
         facts=result.facts,
-        environment=result.environment,
-        tasks=own.tasks,
-        domains=tuple(domain_line(domain, score, parents, ranks.get(domain)) for domain, score in own.domains.items()),
-        overall=own.overall,
-        skills=skills_kept(own.by_task, parents),
-        instruction_change=change,
-        parents=tuple(parents),
-        failures=own.failures,
-        narrowed=own.narrowed,
+        environment=ran,
+        tasks=lines,
+        domains=domains,
+        overall=mean([d.score for d in domains]) if domains else None,
+        signed=run.signed,
+        narrowed=f"{ran.dtype}, stored as {ran.stored_dtype}" if ran.stored_dtype else None,
         claimed_by=result.run_by,
-        **placed,
+    )
+
+
+def _task_order(task: TaskLine | TaskScore) -> tuple[tuple[int, str], str]:
+    return domain_order(task.domain), task.task
+
+
+def _domains(scored: Mapping[Node, Row]) -> tuple[str, ...]:
+    return tuple(sorted({d.domain for row in scored.values() for d in row.domains}, key=domain_order))
+
+
+def _joined(suites: Mapping[str, Mapping[Node, Row]]) -> dict[Node, Row]:
+    """One row per model and commit out of several suites of a domain each; its newest result tells the facts.
+
+    Signed scores are not joined with others of the same model: only the signed ones count there.
+    """
+    parts: dict[Node, dict[str, Row]] = defaultdict(dict)
+    for suite, scored in suites.items():
+        for node, row in scored.items():
+            parts[node][suite] = row
+    joined = {}
+    for node, found in parts.items():
+        found = {suite: row for suite, row in found.items() if row.signed} or found
+        failures = {suite: row.error for suite, row in found.items() if row.error is not None}
+        done = [row for row in found.values() if row.error is None]
+        told = max(reversed(done or [*found.values()]), key=lambda row: _moment(row.created))
+        domains = sorted((d for row in done for d in row.domains), key=lambda d: domain_order(d.domain))
+        joined[node] = replace(
+            told,
+            tasks=tuple(sorted((t for row in done for t in row.tasks), key=_task_order)),
+            domains=tuple(domains),
+            overall=mean([d.score for d in domains]) if len(done) == len(suites) else None,
+            failures=failures,
+            narrowed=next((row.narrowed for row in done if row.narrowed), None),
+        )
+    return joined
+
+
+def _rows(scored: Mapping[Node, Row], descent: Mapping[bool, _Descent]) -> tuple[tuple[str, ...], tuple[Row, ...]]:
+    """The domains, and the rows beside each other; `descent`: of signed rows (True), and of others."""
+    marks = {node: descent[row.signed][1].get(node, ()) for node, row in scored.items()}
+    # each model's newest commit, signed ones first
+    newest = {node[0]: node for node in sorted(scored, key=lambda node: _age(scored[node]))}
+    shown = set(newest.values())
+    waiting = list(shown)
+    while waiting:  # parents of what is shown, and theirs
+        for p in scored[waiting.pop()].facts.parents:
+            if (node := (p.id, p.sha)) in scored and node not in shown:
+                shown.add(node)
+                waiting.append(node)
+    decide = any(row.signed for row in scored.values())  # the signed rows alone
+    counted = {n for n in shown if not marks[n] and n == newest[n[0]] and scored[n].signed == decide}
+    ranked = [scored[n] for n in sorted(counted)]
+    lines = {node: _as_parent(row) for node, row in scored.items()}
+    # parents also by their commits, since a repo may have been renamed; a signed result of one, and scores, go first.
+    # No stranger's score of a parent makes a signed row (True) look good
+    firm = sorted(scored, key=lambda n: (scored[n].signed, scored[n].status == "done"))
+    known = {
+        only: {k: lines[n] for n in firm if scored[n].signed or not only for k in (n, n[1])} for only in (False, True)
+    }
+    lows = sorted(row.overall.low for row in ranked if row.overall)
+    lows_of: dict[str, list[float]] = defaultdict(list)
+    for d in sorted((d for row in ranked for d in row.domains), key=lambda d: d.score.low):
+        lows_of[d.domain].append(d.score.low)
+    rows = []
+    for node in sorted(shown):
+        own, counts = scored[node], node in counted
+        parents = [
+            replace(
+                known[own.signed].get((p.id, p.sha)) or known[own.signed].get(p.sha, _NOT_SCORED),
+                role=p.role,
+                id=p.id,
+                sha=p.sha,
+                weight=p.weight,
+            )
+            for p in own.facts.parents
+        ]
+        before = next((p.domains[INSTRUCTION] for p in parents if p.role == "base" and INSTRUCTION in p.domains), None)
+        after = lines[node].domains.get(INSTRUCTION)
+        rows.append(
+            replace(
+                own,
+                domains=tuple(
+                    domain_line(d.domain, d.score, parents, _rank(d.score.high, lows_of[d.domain]) if counts else None)
+                    for d in own.domains
+                ),
+                rank=_rank(own.overall.high, lows) if counts and own.overall else None,
+                skills=skills_kept(lines[node].tasks, parents),
+                instruction_change=difference(after, before) if after and before else None,
+                parents=tuple(parents),
+                ancestors=tuple(f"{id}@{sha}" for id, sha in descent[own.signed][0].ancestors(node)),
+                flags=marks[node],
+                superseded=node != newest[node[0]],
+            )
+        )
+    orders = [r.skills.order if r.rank is not None and r.skills else None for r in rows]
+    kept = sorted(order for order in orders if order is not None)
+    for place, order in enumerate(orders):
+        if order is not None:
+            rows[place] = replace(rows[place], skills_rank=_rank(order, kept))
+    return _domains(scored), tuple(sorted(rows, key=_place))
+
+
+def _rank(value: Any, others: Sequence[Any]) -> int:
+    """1 + how many of the others, which are sorted, lie above."""
+    return 1 + len(others) - bisect_right(others, value)
+
+
+def _age(row: Row) -> tuple[bool, datetime, datetime, str]:
+    """By the commit's date, else by the result's."""
+    created = _moment(row.created)
+    try:
+        committed = _moment(row.facts.created or row.created)
+    except ValueError:
+        committed = created
+    return (row.signed, min(committed, created), created, row.sha)
+
+
+def _as_parent(row: Row) -> ParentLine:
+    """The row's scores beside those of any merge of it."""
+    return replace(
+        _NOT_SCORED,
+        status="failed" if row.status == "failed" else "scored",
+        domains={d.domain: d.score for d in row.domains},
+        tasks={(t.domain, t.task): t.score for t in row.tasks},
+        overall=row.overall,
     )
 
 

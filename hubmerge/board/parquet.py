@@ -10,75 +10,42 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hubmerge.board.export import row_data
+from hubmerge.board.export import ROW, row_data
 from hubmerge.board.values import Board
 
 _BATCH = 1024  # rows of a table that are in memory twice while it is read
 
 
-def _schema() -> Any:
+def _arrow(kind: Any) -> Any:
+    """A kind of column in Arrow's terms."""
     import pyarrow as pa
 
-    text, real, whole, yes_or_no = pa.string(), pa.float64(), pa.int64(), pa.bool_()
-
-    def of(kind: Any, *names: str) -> list[tuple[str, Any]]:
-        return [(name, kind) for name in names]
-
-    limits = of(real, "value", "low", "high")
-    estimate = pa.struct(limits)
-    domain = [("domain", text), *limits, ("rank", whole), ("best_parent", text), ("change", estimate)]
-    domain += of(yes_or_no, "synergy", "synergy_certain")
-    task = [*of(text, "task", "domain", "metric"), *limits]
-    task += [*of(whole, "samples", "truncated", "few_shot", "task_version"), *of(text, "dataset", "dataset_revision")]
-    skill = [*of(text, "task", "domain", "best_parent"), ("kept", yes_or_no), *limits]
-    skills = [("kept", whole), ("mean", estimate), ("skills", pa.list_(pa.struct(skill)))]
-    flag = of(text, "kind", "reason", "inherited_from")
-    parent = [*of(text, "role", "id", "sha"), ("weight", real), ("status", text)]
-    return pa.schema(
-        [
-            *of(text, "suite", "suite_version", "split"),
-            ("rank", whole),
-            *of(text, "model", "sha", "status"),
-            ("error", pa.struct(of(text, "code", "message"))),
-            ("flags", pa.list_(pa.struct(flag))),
-            ("superseded", yes_or_no),
-            ("overall", estimate),
-            ("domains", pa.list_(pa.struct(domain))),
-            ("tasks", pa.list_(pa.struct(task))),
-            ("skills", pa.struct(skills)),
-            ("skills_rank", whole),
-            ("instruction_change", estimate),
-            ("parents", pa.list_(pa.struct(parent))),
-            ("ancestors", pa.list_(text)),
-            *of(text, "author", "license"),
-            *of(whole, "parameters", "size_bytes"),
-            *of(text, "committed", "evaluated", "dtype", "narrowed", "run_by"),
-            ("signed", yes_or_no),
-            ("method", text),
-            ("method_parameters", text),  # JSON: methods have parameters of different names and types
-            ("recipe", text),
-            ("agents", whole),
-            *of(real, "density", "overlap", "conflict"),
-            ("effective_scales", pa.list_(real)),
-        ]
-    )
+    if isinstance(kind, dict):
+        return pa.struct([(name, _arrow(inner)) for name, (_, inner) in kind.items() if inner is not None])
+    if isinstance(kind, list):
+        return pa.list_(_arrow(kind[0]))
+    return {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}[kind]
 
 
 def board_parquet(*boards: Board) -> bytes:
     """The rows of every suite of the boards (one per split); equal boards give equal bytes."""
+    import pyarrow as pa
+
     lines = [
         {
             "suite": suite.suite,
             "suite_version": suite.version,
             "split": suite.split,
             **row_data(row),
+            # methods have parameters of different names and types
             "method_parameters": json.dumps(dict(row.facts.method_parameters), sort_keys=True),
         }
         for board in boards
         for suite in board.suites
         for row in suite.rows
     ]
-    return _written(lines, _schema())
+    whose = [(name, pa.string()) for name in ("suite", "suite_version", "split")]
+    return _written(lines, pa.schema([*whose, *_arrow(ROW)]))
 
 
 def results_parquet(files: Mapping[str, tuple[str, bytes]]) -> bytes:
