@@ -108,8 +108,8 @@ def sound(files: Sequence[tuple[Path, FinishedShard]], tell: Callable[[int, int]
 
 
 @contextmanager
-def sole_owner(folder: Path, rank: int = 0) -> Iterator[None]:
-    """Nobody else on this machine works in `folder` meanwhile; it is made if it is missing.
+def sole_owner(folder: Path, rank: int = 0, *, used: FolderInUseError | None = None) -> Iterator[None]:
+    """Nobody else on this machine works in `folder` meanwhile, else `used`; it is made if it is missing.
 
     Rank 0 locks the folder itself, so that nothing is left in one that turns out to be somebody else's; the other
     processes of a merge lock a file of their rank. A lock goes with the process, however that ends.
@@ -125,19 +125,19 @@ def sole_owner(folder: Path, rank: int = 0) -> Iterator[None]:
             for left in folder.glob(f"{WORK}/rank-*.lock"):  # by an earlier run, perhaps of more processes
                 with _locked(left, folder):
                     pass
-        held.enter_context(_locked(lock, folder))
+        held.enter_context(_locked(lock, folder, used))
         yield
 
 
 @contextmanager
-def _locked(path: Path, folder: Path) -> Iterator[None]:
+def _locked(path: Path, folder: Path, used: FolderInUseError | None = None) -> Iterator[None]:
     with written("the folder cannot be read", str(folder)):
         held = os.open(path, os.O_RDONLY)
     try:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FolderInUseError(
+            raise used or FolderInUseError(
                 "another process is merging into this folder",
                 where=str(folder),
                 next_step="Wait for it, or choose another folder; nothing was touched.",

@@ -20,7 +20,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -191,13 +190,9 @@ def evaluate(
     workdir = workdir.absolute()
     options = replace(options, device=_device(options.device))
     run = _Run(opened, None, model_facts(hub, opened), suite, hub, workdir, options, observer, started)
-    with ExitStack() as held:
-        try:
-            held.enter_context(sole_owner(workdir))
-        except FolderInUseError:
-            wait = "Wait for it: the same command then takes its answers."
-            raise FolderInUseError("another process runs this evaluation", where=run.what, next_step=wait) from None
-        held.enter_context(fit.cleared_where_the_disk_is_full(workdir, run.what))
+    wait = "Wait for it: the same command then takes its answers."
+    used = FolderInUseError("another process runs this evaluation", where=run.what, next_step=wait)
+    with sole_owner(workdir, used=used), fit.cleared_where_the_disk_is_full(workdir, run.what):
         result = _measured(run)
         fit.forget_faults(workdir)
         fit.clear_weights(workdir)

@@ -6,7 +6,6 @@ cancellation the next run goes on from the checkpoint and writes the same bytes.
 number of threads; elsewhere matrix products may be summed in another order.
 """
 
-import fcntl
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from hubmerge import __version__
+from hubmerge.engine.sink import sole_owner
 from hubmerge.errors import (
     DiskError,
     FolderInUseError,
@@ -54,10 +54,10 @@ from hubmerge.sources.staged import stage_model
 Progress = Callable[[str, int, int, str], None]  # stage, done, total, unit; raises to cancel
 Dtype = Literal["float32", "bfloat16"]
 CHECKPOINT_EVERY = 16  # pairs
-_LOCK = "lock"
 _SUMS = "sums.f32"
 _CHECKPOINT = "checkpoint.safetensors"
-_IN_WORK = frozenset((_LOCK, _SUMS, _CHECKPOINT, f"{_CHECKPOINT}.tmp", "model", "inputs"))
+# "lock" is of an older version
+_IN_WORK = frozenset((_SUMS, _CHECKPOINT, f"{_CHECKPOINT}.tmp", "model", "inputs", "lock"))
 
 
 def compute_sensitivity(
@@ -269,10 +269,10 @@ def _finished(out: Path, metadata: SensitivityMetadata) -> SensitivityFile:
 
 @contextmanager
 def _work_folder(out: Path) -> Iterator[Path]:
-    """`OUT.work`, for this process alone; the lock goes with the process, however it ends."""
+    """`OUT.work`, for this process alone."""
     work = out.with_name(out.name + ".work")
-    with written("the output cannot be written", str(out)):
-        work.mkdir(parents=True, exist_ok=True)
+    wait = "Wait for it, or write elsewhere."
+    with sole_owner(work, used=FolderInUseError("another process computes this file", where=str(out), next_step=wait)):
         foreign = sorted({path.name for path in work.iterdir()} - _IN_WORK)
         if foreign or work.is_symlink():
             raise TargetExistsError(
@@ -281,12 +281,4 @@ def _work_folder(out: Path) -> Iterator[Path]:
                 got=", ".join(foreign[:5]) or "a link",
                 next_step="Choose another --out, or move the folder away; nothing was touched.",
             )
-        lock = (work / _LOCK).open("w")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FolderInUseError(
-                "another process computes this file", where=str(out), next_step="Wait for it, or write elsewhere."
-            ) from None
         yield work

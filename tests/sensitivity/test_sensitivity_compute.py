@@ -3,7 +3,6 @@
 Nothing stands under the final name before it is complete.
 """
 
-import fcntl
 import shutil
 import signal
 from pathlib import Path
@@ -21,6 +20,7 @@ from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, save
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hubmerge import errors
+from hubmerge.engine.sink import sole_owner
 from hubmerge.sensitivity.compute import SquareSums
 from hubmerge.sensitivity.network import Network
 
@@ -272,12 +272,9 @@ def test_a_folder_of_somebody_else_where_it_would_work_is_left_alone(folder, tmp
 
 
 def test_two_processes_do_not_write_one_file(folder, tmp_path):
-    work = tmp_path / "s.safetensors.work"
-    work.mkdir()
-    with (work / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(errors.FolderInUseError, match="another process"):
-            compute(folder, tmp_path / "s.safetensors")
+    computes = pytest.raises(errors.FolderInUseError, match="another process computes this file")
+    with sole_owner(tmp_path / "s.safetensors.work"), computes:
+        compute(folder, tmp_path / "s.safetensors")
 
 
 def test_an_unfinished_computation_on_other_pairs_is_not_taken_up_and_a_damaged_checkpoint_is_named(folder, tmp_path):
