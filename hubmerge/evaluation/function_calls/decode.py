@@ -39,7 +39,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from hubmerge.evaluation.function_calls.values import Language, unquoted
@@ -195,53 +195,39 @@ def _python_call(node: ast.expr) -> Call:
     return Call(".".join(reversed(parts)), {keyword.arg: _value(keyword.value) for keyword in node.keywords})
 
 
-def _value(node: ast.expr | None) -> Any:
+def _value(node: ast.expr | None, *, folding: bool = False) -> Any:
+    """An argument's value; `folding`: as a part of an operation, which takes literals alone."""
+    part = partial(_value, folding=folding)
     match node:
         case ast.Constant():
-            return "..." if node.value is Ellipsis else node.value
+            return "..." if node.value is Ellipsis and not folding else node.value
+        case ast.UnaryOp() if folding:
+            return _UNARY[type(node.op)](part(node.operand))
         case ast.UnaryOp(operand=ast.Constant() as operand):
             constant: Any = operand.value
             return -constant
         case ast.List():
-            return [_value(element) for element in node.elts]
+            return list(map(part, node.elts))
         case ast.Tuple():
-            return tuple(_value(element) for element in node.elts)
+            return tuple(map(part, node.elts))
         case ast.Dict():
-            return {_value(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
-        case ast.Name():
+            return dict(zip(map(part, node.keys), map(part, node.values), strict=True))
+        case ast.BinOp() if type(node.op) in _OPERATORS:
+            left, right = _value(node.left, folding=True), _value(node.right, folding=True)
+            _check_operation(node.op, left, right)
+            return _OPERATORS[type(node.op)](left, right)
+        case ast.Subscript() if folding:
+            return part(node.value)[part(node.slice)]
+        case ast.Subscript():
+            return f"{ast.unparse(node.value)}[{ast.unparse(node.slice)}]"
+        case ast.Name() if not folding:
             return node.id
-        case ast.Call():
+        case ast.Call() if not folding:
             if not node.keywords:
                 return ast.unparse(node)
             inner = _python_call(node)
             return {inner.name: dict(inner.arguments)}
-        case ast.Subscript():
-            return f"{ast.unparse(node.value)}[{ast.unparse(node.slice)}]"
-        case ast.BinOp():
-            return _fold(node)
     raise NotACallError("an argument that is no value")
-
-
-def _fold(node: ast.expr | None) -> Any:
-    """The value of an expression of literals."""
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.List():
-            return [_fold(element) for element in node.elts]
-        case ast.Tuple():
-            return tuple(_fold(element) for element in node.elts)
-        case ast.Dict():
-            return {_fold(key): _fold(value) for key, value in zip(node.keys, node.values, strict=True)}
-        case ast.UnaryOp():
-            return _UNARY[type(node.op)](_fold(node.operand))
-        case ast.Subscript():
-            return _fold(node.value)[_fold(node.slice)]
-        case ast.BinOp() if type(node.op) in _OPERATORS:
-            left, right = _fold(node.left), _fold(node.right)
-            _check_operation(node.op, left, right)
-            return _OPERATORS[type(node.op)](left, right)
-    raise NotACallError("not arithmetic on literals")
 
 
 def _check_operation(kind: ast.operator, left: Any, right: Any) -> None:
