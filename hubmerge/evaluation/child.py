@@ -7,7 +7,6 @@ gradients off for the whole process, takes SIGALRM for itself and takes more tha
 """
 
 import os
-import random
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,17 +26,15 @@ def evaluate(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
     reporter.stage("start lighteval")
     import torch
 
-    from hubmerge.evaluation import lighteval_tasks, models, pipeline
+    from hubmerge.evaluation import models, pipeline
 
-    random.seed(0)
     torch.manual_seed(0)
-    names = lighteval_tasks.install(spec["tasks"])
     reporter.stage("load model")
     spec = models.with_fitting_dtype(spec)
     model = models.load_model(spec)
     dtype = str(getattr(getattr(model, "model", None), "dtype", spec["dtype"])).removeprefix("torch.")
     budget = models.batch_tokens(model, spec)
-    line = pipeline.JournaledPipeline(names, model, {**spec, "batch_tokens": budget}, reporter)
+    line = pipeline.JournaledPipeline(model, {**spec, "batch_tokens": budget}, reporter)
     samples = line.scored()
     tasks = []
     for task in spec["tasks"]:

@@ -1,25 +1,22 @@
 """Gives tasks to lighteval. Only the evaluating process imports this: lighteval is heavy and changes the process.
 
 lighteval's registry imports every task module that it has; one of them downloads at import, and another calls functions
-that the Hub's client no longer has. So its loading is replaced by exactly the wanted tasks: our own, turned into its
-configuration with a metric that calls `task.score`, and built-in ones from their single modules. Rows come from the
-folders that the fetching process filled, never from the network.
+that the Hub's client no longer has. So its tasks are made one by one from their single modules; of a task of ours it
+gets the questions alone. Rows come from the folders that the fetching process filled, never from the network.
 """
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
-from lighteval.metrics.metrics_sample import SampleLevelComputation
-from lighteval.metrics.utils.metric_utils import SampleLevelMetric
+from lighteval.metrics import apply_metric
 from lighteval.models.model_output import ModelResponse
 from lighteval.tasks.lighteval_task import LightevalTask, LightevalTaskConfig
-from lighteval.tasks.registry import Registry
 from lighteval.tasks.requests import Doc, SamplingMethod
 
 from hubmerge.errors import EvaluationError, HubmergeError, InternalError
@@ -28,60 +25,73 @@ from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
 from hubmerge.isolation.in_child import first_line
 
 ASKED, EXAMPLES = "asked", "examples"  # our names for the two splits that lighteval sees
+Rows = Mapping[str, list[dict[str, Any]]]  # those two
+Scorer = Callable[[Sequence[Doc], Sequence[ModelResponse]], list[float]]
 HELD_BACK = 64  # rows that serve as examples where questions come from the same split
 
 
-class TaskScorer(SampleLevelComputation):  # type: ignore[misc]  # lighteval has no types
-    """A task's own score in the form of lighteval's metric of a sample."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    def compute(self, doc: Doc, model_response: ModelResponse, **_: Any) -> float:
-        assert doc.specific is not None
-        try:
-            return float(self.task.score(model_response.final_text[0], doc.specific["reference"]))
-        except (HubmergeError, MemoryError, OSError):  # of the machine
-            raise
-        except Exception as error:  # whatever a task raises is its bug, and says nothing of the model
-            got = f"{type(error).__name__}: {first_line(error)}"
-            step = "Its `score` gives every text a number from 0 to 1 (hubmerge/evaluation/tasks/base.py)."
-            raise InternalError(f"{self.task.name} does not score an answer", got=got, next_step=step) from error
+def loaded(spec: Mapping[str, Any]) -> tuple[list[Doc], Scorer]:
+    """The questions of a task in the order of its rows, and what scores answers to them."""
+    task, rows = registry()[spec["name"]], read_rows(spec)
+    few_shot = spec["few_shot"]
+    return _own(task, rows, few_shot) if isinstance(task, Task) else _builtin(task, rows, few_shot)
 
 
-def own_config(task: Task) -> LightevalTaskConfig:
-    """Our task in lighteval's terms."""
+def _own(task: Task, rows: Rows, few_shot: int) -> tuple[list[Doc], Scorer]:
+    examples = [
+        Doc(query=task.prompt(row), choices=[str(task.reference(row))], gold_index=0)
+        for row in rows[EXAMPLES][:few_shot]
+    ]
+    docs = [
+        Doc(
+            id=str(number),
+            query=task.prompt(row),
+            choices=[""],
+            gold_index=0,
+            specific={"reference": task.reference(row)},  # which scores, not the choices
+            fewshot_samples=examples,
+            generation_size=task.max_new_tokens,
+            stop_sequences=list(task.stop),
+        )
+        for number, row in enumerate(rows[ASKED])
+    ]
+    return docs, lambda docs, responses: [own_score(task, *each) for each in zip(docs, responses, strict=True)]
 
-    def prompt(row: dict[str, Any], task_name: str = "") -> Doc:
-        specific = {"reference": task.reference(row)}  # which scores, not the choices
-        return Doc(task_name=task_name, query=task.prompt(row), choices=[""], gold_index=0, specific=specific)
 
-    return LightevalTaskConfig(
-        name=task.name,
-        prompt_function=prompt,
-        hf_repo=task.rows.repo,
-        hf_subset=task.rows.subset or "default",
-        metrics=[
-            SampleLevelMetric(
-                metric_name=task.metric,
-                category=SamplingMethod.GENERATIVE,
-                higher_is_better=True,
-                sample_level_fn=TaskScorer(task),
-                corpus_level_fn=np.mean,
-            )
-        ],
-        hf_avail_splits=(ASKED, EXAMPLES),
-        evaluation_splits=(ASKED,),
-        few_shots_split=EXAMPLES,
-        few_shots_select="sequential",
-        generation_size=task.max_new_tokens,
-        stop_sequence=list(task.stop),
-        version=task.version,
+def own_score(task: Task, doc: Doc, response: ModelResponse) -> float:
+    try:
+        return float(task.score(response.final_text[0], doc.specific["reference"]))
+    except (HubmergeError, MemoryError, OSError):  # of the machine
+        raise
+    except Exception as error:  # whatever a task raises is its bug, and says nothing of the model
+        got = f"{type(error).__name__}: {first_line(error)}"
+        step = "Its `score` gives every text a number from 0 to 1 (hubmerge/evaluation/tasks/base.py)."
+        raise InternalError(f"{task.name} does not score an answer", got=got, next_step=step) from error
+
+
+def _builtin(task: BuiltinTask, rows: Rows, few_shot: int) -> tuple[list[Doc], Scorer]:
+    config = builtin_config(task)
+    made = LightevalTask(
+        replace(
+            config,
+            hf_avail_splits=(ASKED, EXAMPLES),
+            evaluation_splits=(ASKED,),
+            few_shots_split=EXAMPLES,
+            num_fewshots=few_shot,
+            stop_sequence=list(config.stop_sequence),  # added to a list when the batch is generated
+        )
     )
+    made.dataset = rows
+
+    def scores(docs: Sequence[Doc], responses: Sequence[ModelResponse]) -> list[float]:
+        values = apply_metric(docs=docs, responses=responses, metrics=made.metrics)
+        return [float(value[task.metric]) for value in values]
+
+    return sorted(made.get_docs(), key=lambda doc: int(doc.id)), scores
 
 
 def builtin_config(task: BuiltinTask) -> LightevalTaskConfig:
-    """lighteval's task, reading our rows."""
+    """lighteval's task."""
     prepare_builtin(task)
     table = {config.name: config for config in importlib.import_module(task.module).TASKS_TABLE}
     if task.name not in table:
@@ -93,27 +103,10 @@ def builtin_config(task: BuiltinTask) -> LightevalTaskConfig:
         raise EvaluationError(
             "this lighteval measures the task otherwise", where=task.name, expected=task.metric, got=str(sorted(names))
         )
-    config.hf_avail_splits = (ASKED, EXAMPLES)
-    config.evaluation_splits = (ASKED,)
-    config.few_shots_split = EXAMPLES
-    config.stop_sequence = list(config.stop_sequence)  # added to a list when the batch is generated
     return config
 
 
-def install(tasks: Sequence[Mapping[str, Any]]) -> str:
-    """Make lighteval know exactly these tasks and read their rows from disk; returns the tasks in its notation."""
-    configs: dict[str, LightevalTaskConfig] = {}
-    folders: dict[str, Mapping[str, Any]] = {}
-    for spec in tasks:
-        task = registry()[spec["name"]]
-        build = own_config(task) if isinstance(task, Task) else builtin_config(task)
-        configs[task.name], folders[task.name] = build, spec
-    Registry.load_all_task_configs = staticmethod(lambda custom_tasks=None, load_multilingual=False: configs)
-    LightevalTask.download_dataset_worker = staticmethod(lambda task: read_rows(folders[task.name]))
-    return ",".join(f"{spec['name']}|{spec['few_shot']}" for spec in tasks)
-
-
-def read_rows(spec: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def read_rows(spec: Mapping[str, Any]) -> Rows:
     """The questions of a task, built by the task where it builds its own, and the examples that may precede them.
 
     lighteval compares a question with its examples in a way that never finds the same row twice, so where both come

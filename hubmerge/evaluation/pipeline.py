@@ -1,11 +1,12 @@
-"""lighteval's pipeline in batches: journal, progress and resume around its own generation and scoring.
+"""Asks a model in batches and scores its answers: journal, progress and resume around lighteval's generation.
 
-lighteval generates everything in one call, reports no progress and keeps nothing when it is stopped. Here each task's
-questions are sorted by the length of their prompts and cut into batches, always the same ones on a machine; a batch in
-the journal is not generated again. Generation is lighteval's `greedy_until`, scoring its `_compute_metrics`.
+lighteval's pipeline generates everything in one call, reports no progress and keeps nothing when it is stopped. Here
+each task's questions are sorted by the length of their prompts and cut into batches, always the same ones on a machine;
+a batch in the journal is not generated again. Generation is lighteval's `greedy_until`.
 """
 
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from lighteval.data import GenerativeTaskDataset
-from lighteval.logging.evaluation_tracker import EvaluationTracker
 from lighteval.models.model_output import ModelResponse
-from lighteval.pipeline import ParallelismManager, Pipeline, PipelineParameters
-from lighteval.tasks.requests import Doc, SamplingMethod
+from lighteval.tasks.requests import Doc
+from lighteval.utils.utils import remove_reasoning_tags
 
 from hubmerge.errors import EvaluationError, InternalError
 from hubmerge.evaluation.journal import AnswerJournal, answer_key
-from hubmerge.evaluation.lighteval_tasks import reference_of
+from hubmerge.evaluation.lighteval_tasks import Scorer, loaded, reference_of
 from hubmerge.evaluation.models import RenderedPrompts, require_room_for
 from hubmerge.evaluation.result import MAX_TRUNCATED
 from hubmerge.evaluation.suites import RULES
@@ -47,7 +47,8 @@ class Asked:
     """A task's questions as the model sees them."""
 
     definition: Task | BuiltinTask
-    docs: Sequence[Doc]
+    docs: Sequence[Doc]  # in the order of their rows
+    scores: Scorer
     manager: RenderedPrompts
     tokens: Mapping[str, int]  # by the question's id
 
@@ -76,63 +77,49 @@ def batches(asked: Asked, longest: int, most: int, budget: int | None) -> Iterat
         start = end
 
 
-class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no types
-    def __init__(self, names: str, model: Any, spec: Mapping[str, Any], reporter: Reporter) -> None:
-        super().__init__(
-            tasks=names,
-            pipeline_parameters=PipelineParameters(launcher_type=ParallelismManager.NONE, bootstrap_iters=0),
-            evaluation_tracker=EvaluationTracker(output_dir=str(Path(spec["cache"]) / "tracker")),
-            model=model,
-        )
+class JournaledPipeline:
+    def __init__(self, model: Any, spec: Mapping[str, Any], reporter: Reporter) -> None:
         # lighteval's order is by characters, and it cuts every prompt to the first one's tokens and its longest answer
         GenerativeTaskDataset._sorting_criteria = lambda _, doc: (doc.num_samples, 0)
+        random.seed(1234)  # as lighteval's pipeline does
         model._cache = None  # keyed by the model's name; the journal is keyed by its commit
+        self.model = model
         self._spec = spec
         self._reporter = reporter
-        self._prompts: dict[str, RenderedPrompts] = {}
         self.truncated: dict[str, int] = {}  # task → prompts that were cut
 
     def scored(self) -> dict[str, list[Sample]]:
         """Generate and score; the samples of every task in the order of its rows."""
         self._reporter.stage("generate")
-        outputs = self._run_model()
-        self._refuse_silence(outputs[SamplingMethod.GENERATIVE])
-        self._reporter.stage("score")
-        self._post_process_outputs(outputs)
-        for response in outputs[SamplingMethod.GENERATIVE]:  # lighteval keeps what a chat template's own <think> began
-            response.text_post_processed = [without_thoughts(text) for text in response.final_text]
-        self._compute_metrics(outputs)
-        return {task["name"]: self._samples(task) for task in self._spec["tasks"]}
-
-    def _run_model_sync(self) -> dict[SamplingMethod, list[ModelResponse]]:
-        docs = self.sampling_docs[SamplingMethod.GENERATIVE]
-        total, done = len(docs), 0
-        texts: dict[tuple[str, str], list[str]] = {}
-        asked = [
-            self._asked(task, sorted((d for d in docs if d.task_name == _full_name(task)), key=lambda d: int(d.id)))
-            for task in self._spec["tasks"]
-        ]
-        for each in asked:  # all of them before anything is generated
-            self._refuse_what_is_cut(each)
-            longest = max(each.tokens[d.id] + (d.generation_size or 1) for d in each.docs)
-            require_room_for(min(longest, self.model.max_length), self.model, self._spec, each.definition.name)
-        for each in asked:
-            for batch, answers in self._answers(each):
-                texts |= {(d.task_name, d.id): answer for d, answer in zip(batch, answers, strict=True)}
+        tasks = [self._asked(task) for task in self._spec["tasks"]]
+        for asked in tasks:  # all of them before anything is generated
+            self._refuse_what_is_cut(asked)
+            longest = max(asked.tokens[d.id] + (d.generation_size or 1) for d in asked.docs)
+            require_room_for(min(longest, self.model.max_length), self.model, self._spec, asked.definition.name)
+        total, done = sum(len(asked.docs) for asked in tasks), 0
+        responses: list[list[ModelResponse]] = []
+        for asked in tasks:
+            texts: dict[str, list[str]] = {}
+            for batch, answers in self._answers(asked):
+                texts |= {doc.id: answer for doc, answer in zip(batch, answers, strict=True)}
                 done += len(batch)
                 self._reporter.progress("generate", done, total, "prompts")
-        return {SamplingMethod.GENERATIVE: [ModelResponse(text=texts[d.task_name, d.id]) for d in docs]}
+            responses.append([ModelResponse(text=texts[doc.id]) for doc in asked.docs])
+        self.model.cleanup()
+        self._refuse_silence([response for found in responses for response in found])
+        self._reporter.stage("score")
+        return {asked.definition.name: _samples(asked, found) for asked, found in zip(tasks, responses, strict=True)}
 
-    def _asked(self, task: Mapping[str, Any], docs: Sequence[Doc]) -> Asked:
-        definition = registry()[task["name"]]
+    def _asked(self, spec: Mapping[str, Any]) -> Asked:
+        definition, (docs, scores) = registry()[spec["name"]], loaded(spec)
         # the task decides on the chat template; in lighteval the model does
         has_template = getattr(self.model.tokenizer, "chat_template", None) is not None
-        manager = self._prompts[task["name"]] = RenderedPrompts(self.model, chat=has_template and definition.chat)
+        manager = RenderedPrompts(self.model, chat=has_template and definition.chat)
         tokens = {
             id: len(self.model.tokenizer(text, add_special_tokens=not manager.use_chat_template)["input_ids"])
             for id, text in manager.prepare_prompts(docs).items()
         }
-        return Asked(definition, docs, manager, tokens)
+        return Asked(definition, docs, scores, manager, tokens)
 
     def _answers(self, asked: Asked) -> Any:
         """Every batch of a task with its answers, generated or from the journal."""
@@ -197,22 +184,19 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
                 next_step="A score of 0 would say that it was measured; check its end-of-sequence token and weights.",
             )
 
-    def _samples(self, task: Mapping[str, Any]) -> list[Sample]:
-        definition = registry()[task["name"]]
-        details = self.evaluation_tracker.details_logger.details[_full_name(task)]
-        prompts = self._prompts[task["name"]]
-        samples = []
-        for detail in sorted(details, key=lambda d: int(d.doc.id)):
-            score = float(detail.metric[definition.metric])
-            if not 0.0 <= score <= 1.0:
-                raise InternalError(f"a score of {definition.name} out of its range", expected="0 … 1", got=str(score))
-            answer = detail.model_response.final_text[0]
-            samples.append(Sample(prompts.prepare_prompt(detail.doc), answer, reference_of(detail.doc), score))
-        return samples
 
-
-def _full_name(task: Mapping[str, Any]) -> str:
-    return f"{task['name']}|{task['few_shot']}"
+def _samples(asked: Asked, responses: Sequence[ModelResponse]) -> list[Sample]:
+    for response in responses:  # lighteval keeps what a chat template's own <think> began
+        plain = (remove_reasoning_tags(text, [("<think>", "</think>")]) for text in response.text)
+        response.text_post_processed = [without_thoughts(text) for text in plain]
+    samples = []
+    for doc, response, score in zip(asked.docs, responses, asked.scores(asked.docs, responses), strict=True):
+        if not 0.0 <= score <= 1.0:
+            what = f"a score of {asked.definition.name} out of its range"
+            raise InternalError(what, expected="0 … 1", got=str(score))
+        prompt, answer = asked.manager.prepare_prompt(doc), response.final_text[0]
+        samples.append(Sample(prompt, answer, reference_of(doc), score))
+    return samples
 
 
 def _file_name(task: str) -> str:

@@ -22,9 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
-from lighteval.metrics import apply_metric
 from lighteval.models.model_output import ModelResponse
-from lighteval.tasks.registry import Registry
 from lighteval.tasks.requests import Doc
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -82,32 +80,28 @@ def task_spec(name: str, folder: Path, **changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """lighteval's own tasks by their names, each with one hand-made row."""
-    specs = []
+    tasks = {}
     for name in ROWS:
         if name != "ifeval" or importlib.util.find_spec("langdetect"):
             folder = tmp_path_factory.mktemp(name.replace(":", "_"))
             Dataset.from_list([ROWS[name]]).save_to_disk(str(folder / "test"))
-            specs.append(task_spec(name, folder))
-    loaded = Registry(tasks=lighteval_tasks.install(specs)).load_tasks()
-    assert {"gsm8k", "math_500", "aime24", "lcb:codegeneration"} <= Registry.load_all_task_configs().keys()
-    return {full_name.partition("|")[0]: task for full_name, task in loaded.items()}
+            tasks[name] = lighteval_tasks.loaded(task_spec(name, folder))
+    assert {"gsm8k", "math_500", "aime24", "lcb:codegeneration"} <= tasks.keys()
+    return tasks
 
 
 def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(installed):
-    for name, task in installed.items():
+    for name, (docs, scores) in installed.items():
         for answer, expected in zip(ANSWERS[name], (1.0, 0.0), strict=True):
-            responses = [ModelResponse(text=[answer])]
-            [values] = apply_metric(docs=task.get_docs(), responses=responses, metrics=list(task.metrics))
-            assert float(values[registry()[name].metric]) == expected, name
+            assert scores(docs, [ModelResponse(text=[answer])]) == [expected], name
 
 
 def test_an_answer_of_too_many_brackets_is_no_json_and_ends_no_run(installed):
     pytest.importorskip("langdetect")
-    [doc], metrics = installed["ifeval"].get_docs(), list(installed["ifeval"].metrics)
+    [doc], scores = installed["ifeval"]
     doc.specific = {"instructions_id_list": ["detectable_format:json_format"], "kwargs": [{}]}
     answers = [ModelResponse(text=[answer]) for answer in ("[" * 1200, "[[1]]")]
-    scores = apply_metric(docs=[doc, doc], responses=answers, metrics=metrics)
-    assert [score[registry()["ifeval"].metric] for score in scores] == [0, 1]
+    assert scores([doc, doc], answers) == [0, 1]
 
 
 def test_a_lighteval_that_lacks_a_task_or_measures_it_otherwise_is_refused_by_name():
@@ -124,14 +118,14 @@ def test_a_score_that_is_no_number_is_the_task_s_bug_and_no_failure_of_the_model
     for score, told in ((lambda *_: None, "TypeError"), (lambda *_: 1 / 0, "ZeroDivisionError")):
         task = replace(registry()["zoo_math"], score=score)
         with pytest.raises(InternalError, match=f"zoo_math does not score an answer: got {told}"):
-            lighteval_tasks.TaskScorer(task).compute(asked, ModelResponse(text=["1"]))
+            lighteval_tasks.own_score(task, asked, ModelResponse(text=["1"]))
 
 
 def test_the_prompt_that_a_task_of_lighteval_states_is_the_one_that_is_asked(installed):
-    for name, task in installed.items():
+    for name, ([doc], _) in installed.items():
         question = next(iter(ROWS[name].values()))
         stated = re.sub(r"\{(question|problem|prompt)\}", lambda _: question, registry()[name].asked)  # noqa: B023
-        assert task.get_docs()[0].query == stated
+        assert doc.query == stated
 
 
 def test_examples_are_never_among_the_questions(tmp_path):
@@ -153,6 +147,15 @@ def test_examples_are_never_among_the_questions(tmp_path):
     }
     with pytest.raises(InternalError, match="too few rows"):
         lighteval_tasks.read_rows(task_spec("gsm8k", tmp_path, few_shot=5))
+
+
+def test_an_example_of_a_task_of_ours_comes_with_its_answer(tmp_path, monkeypatch):
+    for split, text in (("test", "1 + 1 ="), ("train", "2 + 2 =")):
+        Dataset.from_list([{"prompt": text, "answer": "4"}]).save_to_disk(str(tmp_path / split))
+    spec = task_spec("zoo_math", tmp_path, few_shot_split="train", few_shot=1)
+    [doc], _ = lighteval_tasks.loaded(spec)
+    model = types.SimpleNamespace(tokenizer=None)
+    assert models.RenderedPrompts(model, chat=False).prepare_prompt(doc) == "2 + 2 = 4\n\n1 + 1 ="
 
 
 def test_prompts_go_through_the_chat_template_where_the_task_asks_by_it():
@@ -217,7 +220,7 @@ def test_a_model_that_says_nothing_at_all_has_no_score():
 def asked(lengths: dict[str, int]) -> pipeline.Asked:
     """Prompts of so many tokens, with answers of 10."""
     docs = [Doc(task_name="t", query="", choices=[""], gold_index=0, id=id, generation_size=10) for id in lengths]
-    return pipeline.Asked(registry()["zoo_math"], docs, None, lengths)
+    return pipeline.Asked(registry()["zoo_math"], docs, None, None, lengths)
 
 
 @pytest.mark.parametrize(
@@ -358,8 +361,8 @@ def line_of(prompts: Iterable[str], *, max_model_len: int | None = None) -> pipe
     about = {"identity": "", "dtype": "float32", "max_model_len": max_model_len, "batch_size": 8}
     about |= {"cache": "cache", "generations": "generations", "tasks": [task_spec("short", Path())]}
     spec = {**MACHINE, **about, "batch_tokens": None}
-    names, told = lighteval_tasks.install(spec["tasks"]), types.SimpleNamespace(stage=print, progress=print)
-    return pipeline.JournaledPipeline(names, models.load_model(spec), spec, told)
+    told = types.SimpleNamespace(stage=print, progress=print)
+    return pipeline.JournaledPipeline(models.load_model(spec), spec, told)
 
 
 @pytest.mark.parametrize(
