@@ -20,7 +20,6 @@ import contextlib
 import json
 import math
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -75,7 +74,7 @@ def run_python(program: str | Sequence[str], tests: str = "", *, given: str = ""
         answered_end, answered_in = map(stack.enter_context, Pipe(duplex=False))
         stack.enter_context(_child(solution, limits, output, asked_end, answered_in))
         stack.enter_context(_child(asking, more, output, answered_end, asked_in, verdict_in))
-        verdict = _listen(verdict_end.fileno(), timeout_s)
+        verdict = _listen(verdict_end, timeout_s)
         if not verdict.startswith(_READY):
             output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
             said = plain(output.read(_TAIL_BYTES).decode("utf-8", "replace"))
@@ -133,18 +132,12 @@ def _child(
             process.wait()
 
 
-def _listen(said: int, timeout_s: float) -> bytes:
+def _listen(said: Connection, timeout_s: float) -> bytes:
     """What the tests' process says until it closes the pipe, or until the time is over."""
     heard, ready = b"", False
-    poll = select.poll()
-    poll.register(said, select.POLLIN)
     deadline = time.monotonic() + _START_S
-    while len(heard) <= _VERDICT_BYTES:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            break
-        more = os.read(said, _VERDICT_BYTES)
-        if not more:
+    while len(heard) <= _VERDICT_BYTES and said.poll(max(0.0, deadline - time.monotonic())):
+        if not (more := os.read(said.fileno(), _VERDICT_BYTES)):
             break
         heard += more
         if not ready and heard.startswith(_READY):
