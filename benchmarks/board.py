@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hubmerge.board.export import board_json, suite_csv
+from hubmerge.board.export import board_json, board_parquet, suite_csv
 from hubmerge.board.files import ResultFiles, parse_files
 from hubmerge.board.leaderboard import build_board
-from hubmerge.board.parquet import board_parquet
 from hubmerge.board.values import Flag
 
 T = TypeVar("T")

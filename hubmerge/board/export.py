@@ -1,15 +1,22 @@
-"""The board for other programs: JSON with everything, CSV with a line per row. docs/leaderboard.md has the schema.
+"""The board for other programs: JSON with everything, CSV and parquet with a line per row.
+
+docs/leaderboard.md has the schema.
 
 A spreadsheet runs a cell that begins with = + - @ (or a tab or line break before them) as a formula, so foreign text
 that does gets a quote in front, in headings too, and so does what follows a semicolon or a line break in it: where the
 comma is the decimal sign, these end a cell. Numbers are written as numbers.
+
+As parquet there are the two tables that a results dataset holds beside its JSON files: the board as it is shown, a line
+per row of every suite, and every result file as it is, with its git blob id, so that ten thousand results are loaded
+with one request; whoever reads it checks the ids (results_dataset.py), because the JSON files are the truth.
 """
 
 import csv
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -17,6 +24,7 @@ from hubmerge.board.values import Board, Row, RowFlag, SuiteBoard
 from hubmerge.output.scores import Estimate
 
 SCHEMA = 3
+_BATCH = 1024  # rows of a table that are in memory twice while it is read
 # where one would begin; not at a number further on in a list
 _FORMULA = re.compile(r"(^|;(?! -[\d.e-]+(?:;|$)))(?= *[=+\-@\t\r\n＝＋－＠])", re.MULTILINE)
 
@@ -184,3 +192,84 @@ def _cell(value: Any) -> Any:
     if value is None:
         return ""
     return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
+
+
+# --- parquet --------------------------------------------------------------------------------------------------
+
+
+def _arrow(kind: Any) -> Any:
+    """A kind of column in Arrow's terms."""
+    import pyarrow as pa
+
+    if isinstance(kind, dict):
+        return pa.struct([(name, _arrow(inner)) for name, (_, inner) in kind.items() if inner is not None])
+    if isinstance(kind, list):
+        return pa.list_(_arrow(kind[0]))
+    return {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}[kind]
+
+
+def board_parquet(*boards: Board) -> bytes:
+    """The rows of every suite of the boards (one per split); equal boards give equal bytes."""
+    import pyarrow as pa
+
+    lines = [
+        {
+            "suite": suite.suite,
+            "suite_version": suite.version,
+            "split": suite.split,
+            **row_data(row),
+            # methods have parameters of different names and types
+            "method_parameters": json.dumps(dict(row.facts.method_parameters), sort_keys=True),
+        }
+        for board in boards
+        for suite in board.suites
+        for row in suite.rows
+    ]
+    whose = [(name, pa.string()) for name in ("suite", "suite_version", "split")]
+    return _written(lines, pa.schema([*whose, *_arrow(ROW)]))
+
+
+def results_parquet(files: Mapping[str, tuple[str, bytes]]) -> bytes:
+    """`files`: path → (git blob id, content), of which those that are no text are left out."""
+    import pyarrow as pa
+
+    schema = pa.schema([("path", pa.string()), ("oid", pa.string()), ("json", pa.string())])
+    lines = []
+    for path, (oid, data) in sorted(files.items()):
+        with suppress(UnicodeDecodeError):
+            lines.append({"path": path, "oid": oid, "json": data.decode("utf-8")})
+    return _written(lines, schema)
+
+
+def read_results_parquet(data: bytes, most: int) -> dict[str, tuple[str, bytes]]:
+    """Path → (claimed blob id, content); ValueError for anything that is not such a table of at most `most` bytes.
+
+    A kilobyte can say the same megabyte a million times, so values are counted before they are written out.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    names = ["path", "oid", "json"]
+    found: dict[str, tuple[str, bytes]] = {}
+    try:
+        file = pq.ParquetFile(io.BytesIO(data), read_dictionary=names)
+        for batch in file.iter_batches(_BATCH, columns=names):
+            for column in batch.columns:
+                most -= pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
+            if most < 0:
+                raise ValueError("the table unpacks to more than a table may have")
+            rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            found |= {p: (oid, text.encode()) for p, oid, text in rows if p and oid and text}
+    except (pa.ArrowException, OSError, KeyError, AttributeError) as error:
+        raise ValueError(str(error)[:200]) from None
+    return found
+
+
+def _written(lines: list[dict[str, Any]], schema: Any) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(lines, schema=schema), out, compression="zstd")
+    return out.getvalue()

@@ -57,9 +57,11 @@ def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = (
     refused: list[Refusal] = []
     for path, data in files:
         if path == FLAGS:
-            counting, bad = _counting(data, trusted)
-            refused += bad
-            flags += counting
+            entries, broken = entries_of(data, trusted)
+            counting = {e.place: e.flag for e in entries if not trusted or e.provenance == "signed"}
+            unsigned = (_entry_refusal(e.place, _NOT_SIGNED) for e in entries if e.place not in counting)
+            refused += [*broken, *unsigned]
+            flags += counting.values()
             continue
         try:
             result = parse_result(data, where=path)
@@ -135,14 +137,6 @@ class Entry:
     content: Mapping[str, Any]  # without the signature
     flag: Flag
     provenance: Provenance
-
-
-def _counting(data: bytes, trusted: Collection[str]) -> tuple[list[Flag], list[Refusal]]:
-    """The flags that are not broken, forged or, where a trusted key is known, unsigned."""
-    entries, refused = entries_of(data, trusted)
-    unsigned = {entry.place for entry in entries if trusted and entry.provenance != "signed"}
-    refused += [_entry_refusal(place, _NOT_SIGNED) for place in sorted(unsigned)]
-    return [entry.flag for entry in entries if entry.place not in unsigned], refused
 
 
 def entries_of(data: bytes, trusted: Collection[str] = ()) -> tuple[list[Entry], list[Refusal]]:

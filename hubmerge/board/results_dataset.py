@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hubmerge.board.export import board_parquet, read_results_parquet, results_parquet
 from hubmerge.board.files import FLAGS, MAX_FLAGS_BYTES, RESULTS, ResultFiles, parse_files, readable
 from hubmerge.board.leaderboard import board_of
-from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
 from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
 from hubmerge.board.values import Refusal
 from hubmerge.errors import (
@@ -26,7 +26,7 @@ from hubmerge.errors import (
     SourceNotFoundError,
 )
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split, parse_result, result_path
-from hubmerge.evaluation.signing import believed, provenance
+from hubmerge.evaluation.signing import provenance
 from hubmerge.hub.client import Hub, TreeFile
 from hubmerge.hub.names import RepoState, blob_id
 from hubmerge.text.plain_yaml import dump_plain_yaml
@@ -79,7 +79,7 @@ class LoadedResults(ResultFiles):
     @cached_property
     def believed(self) -> tuple[EvaluationResult, ...]:
         """The results that may decide something: those signed by a trusted key, where there is one."""
-        return believed(self.results, self.trusted)
+        return tuple(r for r in self.results if not self.trusted or provenance(r, self.trusted) == "signed")
 
 
 class ResultsDataset:
@@ -186,7 +186,7 @@ class ResultsDataset:
         files = {path: data}
         if self._trust.keys - set(loaded.published):
             files[KEYS] = keys_file({*loaded.published, *self._trust.keys})
-        files[RESULTS_TABLE] = results_parquet({p: contents[p] for p in contents if _is_utf8(contents[p][1])})
+        files[RESULTS_TABLE] = results_parquet(contents)
         files[BOARD_TABLE] = board_parquet(board_of(read), board_of(read, split="dev"))
         if CARD not in loaded.tree:
             header = dump_plain_yaml({"tags": ["hubmerge", "evaluation"], "configs": list(CONFIGS)})
@@ -262,11 +262,3 @@ def details_of(result: EvaluationResult, workdir: Path) -> dict[str, Path]:
     if result.status != "done":
         return {}
     return {details_folder(result) + path.name: path for path in sorted((workdir / "details").glob("*.parquet"))}
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -80,11 +80,6 @@ def _provenance(key: str, value: str, content: bytes, trusted: Collection[str]) 
     return "signed"
 
 
-def believed(results: Collection[EvaluationResult], trusted: Collection[str]) -> tuple[EvaluationResult, ...]:
-    """The results that may decide something: the signed ones or, where no key is trusted, all."""
-    return tuple(r for r in results if not trusted or provenance(r, trusted) == "signed")
-
-
 def _content(result: EvaluationResult, suite_version: str) -> bytes:
     document = result.model_dump(mode="json", exclude={"signature"}, exclude_defaults=True)
     document["suite_version"] = suite_version

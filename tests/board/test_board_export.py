@@ -10,10 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from board_helpers import ENVIRONMENT, TRUSTED, family, own, result, task, written
 
-from hubmerge.board.export import board_json, row_data, suite_csv
+from hubmerge.board.export import board_json, board_parquet, row_data, suite_csv
 from hubmerge.board.files import parse_files
 from hubmerge.board.leaderboard import build_board
-from hubmerge.board.parquet import board_parquet
 from hubmerge.board.values import Flag
 from hubmerge.output.card_scores import scores_view
 from workflows.app.model_panels import score_sections

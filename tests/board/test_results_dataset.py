@@ -16,7 +16,7 @@ from datasets_by_hand import publish
 from huggingface_hub import HfApi
 from processes import printed_by
 
-from hubmerge.board.parquet import read_results_parquet, results_parquet
+from hubmerge.board.export import read_results_parquet, results_parquet
 from hubmerge.board.results_dataset import BOARD_TABLE, CARD, CONFIGS, RESULTS_TABLE, ResultsDataset, details_folder
 from hubmerge.board.trust import KEYS, Trust, keys_file, reader_trust
 from hubmerge.board.values import Refusal

@@ -17,10 +17,9 @@ import safetensors
 import tokenizers
 
 from hubmerge.board.eval_results import _own_report
-from hubmerge.board.export import board_json, suite_csv
+from hubmerge.board.export import board_json, board_parquet, suite_csv
 from hubmerge.board.files import FLAGS, parse_files
 from hubmerge.board.leaderboard import build_board
-from hubmerge.board.parquet import board_parquet
 from hubmerge.board.trust import keys_file, parse_keys
 from hubmerge.engine.pins import pins_in
 from hubmerge.engine.sink import MANIFEST
