@@ -59,31 +59,25 @@ def _number(*parts: object) -> int:
 
 def long_contexts(rows: Sequence[Row], *, tokens: int) -> Iterator[Row]:
     """The rows that are asked, each built when it is taken, since it may have megabytes."""
-    pool = _Pool(rows)
+    unique = {paragraph for row in rows for paragraph in qa.paragraphs(row)}
+    pool = sorted(unique, key=lambda p: (_number(p.title, p.text), p.title, p.text))
     answerable = [row for row in rows if qa.golds(row)]
     for row in sorted(answerable, key=lambda row: (_number("asked", qa.identity(row)), qa.identity(row)))[:QUESTIONS]:
         yield _long_row(row, pool, tokens)
 
 
-class _Pool:
-    """Every paragraph of the rows once, in an order that follows from the texts."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        unique = {paragraph for row in rows for paragraph in qa.paragraphs(row)}
-        self.paragraphs = sorted(unique, key=lambda p: (_number(p.title, p.text), p.title, p.text))
-
-    def around(self, key: str) -> Iterator[qa.Paragraph]:
-        """All of them, over and over, in the order of the question `key`."""
-        count = len(self.paragraphs)
-        start, step = _number("start", key) % count, 1 + _number("step", key) % count
-        while math.gcd(step, count) != 1:
-            step += 1
-        while True:
-            yield self.paragraphs[start]
-            start = (start + step) % count
+def _around(pool: Sequence[qa.Paragraph], key: str) -> Iterator[qa.Paragraph]:
+    """All of the pool, over and over, in the order of the question `key`."""
+    count = len(pool)
+    start, step = _number("start", key) % count, 1 + _number("step", key) % count
+    while math.gcd(step, count) != 1:
+        step += 1
+    while True:
+        yield pool[start]
+        start = (start + step) % count
 
 
-def _long_row(row: Row, pool: _Pool, tokens: int) -> dict[str, Any]:
+def _long_row(row: Row, pool: Sequence[qa.Paragraph], tokens: int) -> dict[str, Any]:
     """The row with a context of at most `tokens` estimated tokens; what supports its answer is always in it."""
     key, question = qa.identity(row), str(row["question"]).strip()
     needed = qa.supporting(row)
@@ -104,13 +98,13 @@ def _long_row(row: Row, pool: _Pool, tokens: int) -> dict[str, Any]:
     }
 
 
-def _others(row: Row, needed: Sequence[qa.Paragraph], pool: _Pool, key: str) -> Iterator[qa.Paragraph]:
+def _others(row: Row, needed: Sequence[qa.Paragraph], pool: Sequence[qa.Paragraph], key: str) -> Iterator[qa.Paragraph]:
     """Paragraphs to put around the needed ones: the row's own distractors, then other rows' without end."""
     own = qa.paragraphs(row)
     yield from (paragraph for paragraph in own if paragraph not in needed)
     mine = set(own)
-    if len(pool.paragraphs) > len(mine):
-        yield from (paragraph for paragraph in pool.around(key) if paragraph not in mine)
+    if len(pool) > len(mine):
+        yield from (paragraph for paragraph in _around(pool, key) if paragraph not in mine)
 
 
 def _shown_size(paragraph: qa.Paragraph) -> _Size:
