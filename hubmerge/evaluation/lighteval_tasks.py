@@ -16,7 +16,7 @@ from typing import Any
 import datasets
 from lighteval.metrics import apply_metric
 from lighteval.models.model_output import ModelResponse
-from lighteval.tasks.lighteval_task import LightevalTask, LightevalTaskConfig
+from lighteval.tasks.lighteval_task import LightevalTask
 from lighteval.tasks.requests import Doc, SamplingMethod
 
 from hubmerge.errors import EvaluationError, HubmergeError, InternalError
@@ -30,11 +30,10 @@ Scorer = Callable[[Sequence[Doc], Sequence[ModelResponse]], list[float]]
 HELD_BACK = 64  # rows that serve as examples where questions come from the same split
 
 
-def loaded(spec: Mapping[str, Any]) -> tuple[list[Doc], Scorer]:
-    """The questions of a task in the order of its rows, and what scores answers to them."""
-    task, rows = registry()[spec["name"]], read_rows(spec)
-    few_shot = spec["few_shot"]
-    return _own(task, rows, few_shot) if isinstance(task, Task) else _builtin(task, rows, few_shot)
+def loaded(spec: Mapping[str, Any]) -> tuple[Task | BuiltinTask, list[Doc], Scorer]:
+    """A task, its questions in the order of its rows, and what scores answers to them."""
+    task, asked = registry()[spec["name"]], (read_rows(spec), spec["few_shot"])
+    return task, *(_own(task, *asked) if isinstance(task, Task) else builtin(task, *asked))
 
 
 def _own(task: Task, rows: Rows, few_shot: int) -> tuple[list[Doc], Scorer]:
@@ -69,8 +68,18 @@ def own_score(task: Task, doc: Doc, response: ModelResponse) -> float:
         raise InternalError(f"{task.name} does not score an answer", got=got, next_step=step) from error
 
 
-def _builtin(task: BuiltinTask, rows: Rows, few_shot: int) -> tuple[list[Doc], Scorer]:
-    config = builtin_config(task)
+def builtin(task: BuiltinTask, rows: Rows, few_shot: int) -> tuple[list[Doc], Scorer]:
+    prepare_builtin(task)
+    table = {config.name: config for config in importlib.import_module(task.module).TASKS_TABLE}
+    if task.name not in table:
+        raise EvaluationError("this lighteval lacks the task", where=task.name, got=task.module)
+    config = table[task.name]
+    listed = [metric.metric_name for metric in config.metrics]
+    names = {name for each in listed for name in (each if isinstance(each, list) else [each])}
+    if task.metric not in names or any(m.category != SamplingMethod.GENERATIVE for m in config.metrics):
+        raise EvaluationError(
+            "this lighteval measures the task otherwise", where=task.name, expected=task.metric, got=str(sorted(names))
+        )
     made = LightevalTask(
         replace(
             config,
@@ -88,22 +97,6 @@ def _builtin(task: BuiltinTask, rows: Rows, few_shot: int) -> tuple[list[Doc], S
         return [float(value[task.metric]) for value in values]
 
     return sorted(made.get_docs(), key=lambda doc: int(doc.id)), scores
-
-
-def builtin_config(task: BuiltinTask) -> LightevalTaskConfig:
-    """lighteval's task."""
-    prepare_builtin(task)
-    table = {config.name: config for config in importlib.import_module(task.module).TASKS_TABLE}
-    if task.name not in table:
-        raise EvaluationError("this lighteval lacks the task", where=task.name, got=task.module)
-    config = table[task.name]
-    listed = [metric.metric_name for metric in config.metrics]
-    names = {name for each in listed for name in (each if isinstance(each, list) else [each])}
-    if task.metric not in names or any(m.category != SamplingMethod.GENERATIVE for m in config.metrics):
-        raise EvaluationError(
-            "this lighteval measures the task otherwise", where=task.name, expected=task.metric, got=str(sorted(names))
-        )
-    return config
 
 
 def read_rows(spec: Mapping[str, Any]) -> Rows:

@@ -26,7 +26,7 @@ from hubmerge.evaluation.lighteval_tasks import Scorer, loaded, reference_of
 from hubmerge.evaluation.models import RenderedPrompts, require_room_for
 from hubmerge.evaluation.result import MAX_TRUNCATED
 from hubmerge.evaluation.suites import RULES
-from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
+from hubmerge.evaluation.tasks import BuiltinTask, Task
 from hubmerge.evaluation.tasks.generated_code import without_thoughts
 from hubmerge.isolation.in_child import Reporter
 
@@ -111,7 +111,7 @@ class JournaledPipeline:
         return {asked.definition.name: _samples(asked, found) for asked, found in zip(tasks, responses, strict=True)}
 
     def _asked(self, spec: Mapping[str, Any]) -> Asked:
-        definition, (docs, scores) = registry()[spec["name"]], loaded(spec)
+        definition, docs, scores = loaded(spec)
         # the task decides on the chat template; in lighteval the model does
         has_template = getattr(self.model.tokenizer, "chat_template", None) is not None
         manager = RenderedPrompts(self.model, chat=has_template and definition.chat)

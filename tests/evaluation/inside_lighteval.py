@@ -91,14 +91,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(installed):
-    for name, (docs, scores) in installed.items():
+    for name, (_, docs, scores) in installed.items():
         for answer, expected in zip(ANSWERS[name], (1.0, 0.0), strict=True):
             assert scores(docs, [ModelResponse(text=[answer])]) == [expected], name
 
 
 def test_an_answer_of_too_many_brackets_is_no_json_and_ends_no_run(installed):
     pytest.importorskip("langdetect")
-    [doc], scores = installed["ifeval"]
+    _, [doc], scores = installed["ifeval"]
     doc.specific = {"instructions_id_list": ["detectable_format:json_format"], "kwargs": [{}]}
     answers = [ModelResponse(text=[answer]) for answer in ("[" * 1200, "[[1]]")]
     assert scores([doc, doc], answers) == [0, 1]
@@ -110,7 +110,7 @@ def test_a_lighteval_that_lacks_a_task_or_measures_it_otherwise_is_refused_by_na
         ({"metric": "taste"}, "this lighteval measures the task otherwise in gsm8k: expected taste"),
     ):
         with pytest.raises(EvaluationError, match=said):
-            lighteval_tasks.builtin_config(replace(registry()["gsm8k"], **changes))
+            lighteval_tasks.builtin(replace(registry()["gsm8k"], **changes), {}, 0)
 
 
 def test_a_score_that_is_no_number_is_the_task_s_bug_and_no_failure_of_the_model():
@@ -122,7 +122,7 @@ def test_a_score_that_is_no_number_is_the_task_s_bug_and_no_failure_of_the_model
 
 
 def test_the_prompt_that_a_task_of_lighteval_states_is_the_one_that_is_asked(installed):
-    for name, ([doc], _) in installed.items():
+    for name, (_, [doc], _) in installed.items():
         question = next(iter(ROWS[name].values()))
         stated = re.sub(r"\{(question|problem|prompt)\}", lambda _: question, registry()[name].asked)  # noqa: B023
         assert doc.query == stated
@@ -153,7 +153,7 @@ def test_an_example_of_a_task_of_ours_comes_with_its_answer(tmp_path, monkeypatc
     for split, text in (("test", "1 + 1 ="), ("train", "2 + 2 =")):
         Dataset.from_list([{"prompt": text, "answer": "4"}]).save_to_disk(str(tmp_path / split))
     spec = task_spec("zoo_math", tmp_path, few_shot_split="train", few_shot=1)
-    [doc], _ = lighteval_tasks.loaded(spec)
+    _, [doc], _ = lighteval_tasks.loaded(spec)
     model = types.SimpleNamespace(tokenizer=None)
     assert models.RenderedPrompts(model, chat=False).prepare_prompt(doc) == "2 + 2 = 4\n\n1 + 1 ="
 
@@ -350,8 +350,7 @@ def alone(folder: Path, template: str | None, ends: list[int]) -> list[str]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The model of a run whose only task is `short`: the zoo's math agent, below the working folder."""
     monkeypatch.chdir(tmp_path)
-    for module in (lighteval_tasks, pipeline):
-        monkeypatch.setattr(module, "registry", lambda: {"short": SHORT})
+    monkeypatch.setattr(lighteval_tasks, "registry", lambda: {"short": SHORT})
     return shutil.copytree(ZOO / "math", tmp_path / models.MODEL_FOLDER)
 
 
@@ -409,8 +408,7 @@ def test_a_model_too_short_for_a_task_is_refused_and_nothing_is_generated():
 @pytest.mark.usefixtures("folder")
 def test_a_prompt_that_fills_the_model_leaves_a_token_also_where_an_answer_may_have_any_length(monkeypatch):
     endless = replace(SHORT, max_new_tokens=None)
-    for module in (lighteval_tasks, pipeline):
-        monkeypatch.setattr(module, "registry", lambda: {"short": endless})
+    monkeypatch.setattr(lighteval_tasks, "registry", lambda: {"short": endless})
     line = line_of(["mem " + "a=1 " * 20, *["math 5 4 + 8 8 ="] * 20], max_model_len=20)
     line._reporter.warning = print
     assert [len(sample.answer.split()) for sample in line.scored()["short"]] == [1, *[3] * 20]
