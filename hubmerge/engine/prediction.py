@@ -4,8 +4,9 @@ Memory is a promise: a constant of the method, the number of agents and the thre
 chunks and nothing else. Only tensors that must be whole (`needs_whole`), adapters, the tallies of very many tensors, a
 Hub to read from, a device and an agent whose sensitivity is computed add to it.
 
-Time is the elements that are read, at a rate that is measured on this machine in a few milliseconds, and the products
-of matrices of whole tensors. Fetching and publishing depend on the network and are left out, as sensitivities are.
+Time is the elements that are read, at a rate that is measured on this machine in a few milliseconds, what each tensor
+takes besides, and the products of matrices of whole tensors. Fetching and publishing depend on the network and are left
+out, as sensitivities are.
 """
 
 import shutil
@@ -44,7 +45,8 @@ DEVICE_OPERATIONS = 3e13  # additions and multiplications a second in products o
 CORE_OPERATIONS = 8e10  # the same of one core at speed 1
 _RATE_NS = 1.7  # of one core at speed 1, per element of an input and pass, with statistics, hashing and writing
 _EAGER = 30.0  # times as long, operation by operation
-_START_S = 0.7  # imports and the card
+_TENSOR_S = 0.0002  # of one core at speed 1, the interpreter's, per tensor of an input and pass
+_START_S = 0.5  # imports and the card
 _BUILD_S = 5.0  # of the fast pass, once on a machine
 _REFERENCE_S = 0.0005  # what `_speed` measures at speed 1
 
@@ -115,12 +117,13 @@ def _memory(plans: Sequence[Plan], options: StreamOptions, *, on_device: bool) -
 def _seconds(plans: Sequence[Plan], machine: Machine, options: StreamOptions, *, on_device: bool) -> float:
     # a pass that only counts, or a further recipe in the same pass, takes about half as long
     passes = (1 + max(plan.passes for plan in plans) + len(plans) - 1) / 2
-    work = plans[0].elements * (len(plans[0].agents) + 1) * passes * _RATE_NS * 1e-9
-    work *= _EAGER if options.backend == "eager" else 1
+    read = (len(plans[0].agents) + 1) * passes
+    work = plans[0].elements * read * _RATE_NS * 1e-9 * (_EAGER if options.backend == "eager" else 1)
+    start = _START_S + sum(len(shard.tensors) for shard in plans[0].shards) * read * _TENSOR_S
     threads = shares_of(plans, options).threads
     operations = sum(operations_of(plan, t) for plan in plans for t in plan.tensors())
     products = operations / DEVICE_OPERATIONS if on_device else operations / CORE_OPERATIONS / threads / machine.speed
-    return products + (_START_S + work / min(threads + 2, machine.cores)) / machine.speed
+    return products + (start + work / min(threads + 2, machine.cores)) / machine.speed
 
 
 @cache

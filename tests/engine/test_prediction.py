@@ -80,6 +80,14 @@ def test_time_is_the_elements_that_are_read_over_cores_and_speed():
     assert seconds("ram", Machine(1), "synthetic:llama-405b") > 5 * one
 
 
+def test_tensors_take_time_whatever_their_size_and_no_core_shares_it():
+    plan = planned("ram")
+    norm = min(plan.tensors(), key=lambda tensor: tensor.elements)
+    many = replace(plan, shards=(replace(plan.shards[0], tensors=(norm,) * 20_000),))
+    assert predict(many, Machine(1)).seconds == pytest.approx(16, rel=0.1)
+    assert predict(many, Machine(2)).seconds == pytest.approx(16, rel=0.1)
+
+
 def test_products_of_matrices_take_time_by_their_operations_and_little_of_it_on_a_device():
     two, four = (predict(planned("wudi"), Machine(cores)).seconds for cores in (2, 4))
     assert two == pytest.approx(2 * four, rel=0.1)
