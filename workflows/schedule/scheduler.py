@@ -24,13 +24,14 @@ LOOK_EVERY_S = 10.0  # seconds between two looks at the wall clock
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tick:
     """A function that is called at once and then every `every_s` seconds, never twice at a time."""
 
     name: str
     every_s: float
     run: Callable[[], object]
+    failed: object = None  # what kind of error ended its last call
 
 
 class _Pause(BaseTrigger):  # type: ignore[misc]  # the library has no types
@@ -87,10 +88,15 @@ class Scheduler:
 
 
 def run_tick(tick: Tick) -> None:
-    """Call a tick once; its errors are logged and end there."""
+    """Call a tick once; its errors end here. Those of one outage are logged once."""
+    before, tick.failed = tick.failed, None
     try:
         tick.run()
-    except HubmergeError as error:
-        log.warning("tick %s: %s", tick.name, error)
-    except Exception:  # a job boundary: the next tick, and the others, go on
-        log.exception("tick %s", tick.name)
+    except Exception as error:  # a job boundary: the next tick, and the others, go on
+        tick.failed = error.code if isinstance(error, HubmergeError) else type(error)
+        if tick.failed == before:
+            return
+        if isinstance(error, HubmergeError):
+            log.warning("tick %s: %s", tick.name, error)
+        else:
+            log.exception("tick %s", tick.name)

@@ -16,7 +16,7 @@ from job_helpers import FINAL, FakeScores, ended, new_job
 from processes import until
 from watch_helpers import facts, finish, jobs, joined, rule_for, rule_of, skipped
 
-from hubmerge.errors import EvaluationError, HubUnavailableError, QuotaError
+from hubmerge.errors import EvaluationError, HubUnavailableError, QuotaError, SourceNotFoundError
 from workflows.bot import Intervals
 from workflows.jobs.evaluations import (
     OF_CANDIDATE,
@@ -31,7 +31,7 @@ from workflows.jobs.jobs import Job, JobError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
 from workflows.schedule import scheduler
-from workflows.schedule.scheduler import Scheduler, Tick
+from workflows.schedule.scheduler import Scheduler, Tick, run_tick
 
 BASE, MATH, TOOL, MEM = (f"zoo/{name}" for name in ("base", "math", "tool", "mem"))
 SHA = {name: f"{n:040x}" for n, name in enumerate((BASE, MATH, TOOL, MEM), start=1)}
@@ -246,8 +246,22 @@ def test_a_tick_that_raises_is_logged_and_stops_neither_itself_nor_others(caplog
     errors = {"bug": ZeroDivisionError(), "refused": HubUnavailableError("away"), "good": None}
     with Scheduler([Tick(name, 0.01, partial(count, name, error)) for name, error in errors.items()]):
         assert enough.wait(60)
-    logged = {(r.levelname, r.getMessage().partition(":")[0], r.exc_info is not None) for r in caplog.records}
-    assert logged == {("ERROR", "tick bug", True), ("WARNING", "tick refused", False)}  # a bug with its trace
+    logged = sorted((r.levelname, r.getMessage().partition(":")[0], r.exc_info is not None) for r in caplog.records)
+    assert logged == [("ERROR", "tick bug", True), ("WARNING", "tick refused", False)]  # a bug with its trace
+
+
+def test_every_outage_that_a_tick_meets_is_told_once(caplog):
+    away, gone = HubUnavailableError("away"), SourceNotFoundError("gone")
+    answers = iter([away, HubUnavailableError("away for another reason"), gone, None, gone, away])
+
+    def look() -> None:
+        if (error := next(answers)) is not None:
+            raise error
+
+    tick = Tick("look", 1, look)
+    for _ in range(6):
+        run_tick(tick)
+    assert [r.getMessage().split()[-1] for r in caplog.records] == ["away.", "gone.", "gone.", "away."]
 
 
 def test_a_tick_never_runs_twice_at_once_and_a_slow_one_holds_up_no_other():
