@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from authlib.common.errors import AuthlibBaseError
+from joserfc.errors import JoseError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -134,9 +135,10 @@ class AskedScopes:
         try:
             with translated("a sign-in"):
                 await self._app(scope, receive, narrowed)
-        except (HubmergeError, AuthlibBaseError) as error:
+        except (HubmergeError, AuthlibBaseError, JoseError) as error:
             log.warning("a sign-in ended: %s", error)
-            await _not_now(back)(scope, receive, send)
+            why = "The clock of this server may be wrong" if isinstance(error, JoseError) else "The Hub does not answer"
+            await _not_now(why, back)(scope, receive, send)
             return
         for message in held:
             await send(message)
@@ -198,8 +200,8 @@ def _no_cookie(back: str) -> HTMLResponse:
     return _page(403, why, how, join(tab, " and sign in there."))
 
 
-def _not_now(back: str) -> HTMLResponse:
-    why = "The Hub does not answer, so nobody can sign in at the moment."
+def _not_now(why: str, back: str) -> HTMLResponse:
+    why = f"{why}, so nobody can sign in at the moment."
     kept = "Nothing is lost: jobs that were accepted go on."
     ways = (link(sign_in_link(back), "Try again"), " in a minute, or go ", link(back, "back to the page"), ".")
     return _page(503, why, kept, join(*ways))

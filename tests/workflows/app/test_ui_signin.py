@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
@@ -245,6 +246,14 @@ def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(f
         _, done = sign_in(client, faulty_hub, "/jobs")
         assert done.status_code in (302, 307), done.text
         assert done.headers["location"] == "/jobs"
+
+
+def test_where_the_server_s_clock_is_behind_the_hub_s_a_sign_in_says_so(local_hub, site, monkeypatch):
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 600)
+    _, told = sign_in(TestClient(site.app, base_url="https://127.0.0.1"), local_hub, "/jobs")
+    assert told.status_code == 503
+    assert "The clock of this server may be wrong" in told.text
 
 
 @pytest.mark.parametrize("path", ["/login/huggingface", "/login/callback"])
