@@ -1,8 +1,9 @@
 """What a merge will need of a machine, said before it begins: peak resident memory and time.
 
 Memory is a promise: a constant of the method, the number of agents and the threads, because a stream holds a few
-chunks and nothing else. Only tensors that must be whole (`needs_whole`), adapters, the tallies of very many tensors, a
-Hub to read from, a device and an agent whose sensitivity is computed add to it.
+chunks and nothing else. Only tensors that must be whole (`needs_whole`), adapters, the tallies of very many tensors,
+the tokens of a vocabulary that has grown, a Hub to read from, a device and an agent whose sensitivity is computed add
+to it.
 
 Time is the elements that are read, at a rate that is measured on this machine in a few milliseconds, what each tensor
 takes besides, and the products of matrices of whole tensors. Fetching and publishing depend on the network and are left
@@ -37,6 +38,7 @@ _IMPORTED = 58 * _MB  # interpreter, numpy, this package; 54 to 59 were measured
 _CLIENT = 16 * _MB  # of the Hub
 _CARD = 20 * _MB  # template, statistics and figures, when the stream is done
 _TENSOR, _TENSOR_PER_AGENT, _TENSOR_PER_VARIANT = 8_000, 4_000, 3_500  # tallies of one tensor
+_TOKEN, _TOKEN_PER_AGENT = 300, 80  # of the tokens of a vocabulary, which are read where one has grown
 _DEVICE = 1060 * _MB  # torch for CUDA, the driver's context on the host, pinned buffers
 _NETWORK = 380 * _MB  # torch, transformers and what reads calibration data
 _DELTA_AND_OUTPUT = 6  # bytes per element of each of two whole tensors that are in hand beside a device
@@ -110,8 +112,10 @@ def _memory(plans: Sequence[Plan], options: StreamOptions, *, on_device: bool) -
     else:
         buffers += max((whole_bytes(p, t) for p in plans for t in tensors if is_whole(p, t)), default=0)
     of_tensor = _TENSOR + agents * _TENSOR_PER_AGENT + (len(plans) - 1) * _TENSOR_PER_VARIANT
+    tokens = max((len(m.tokens.ids) for m in plans[0].models if m.tokens is not None), default=0)
+    kept = plans[0].resident_bytes + tokens * (_TOKEN + agents * _TOKEN_PER_AGENT)
     card = _CARD + max(plan.companions.bytes for plan in plans)  # one folder after the other is completed
-    return _IMPORTED + plans[0].resident_bytes + len(tensors) * of_tensor + max(buffers, card)
+    return _IMPORTED + kept + len(tensors) * of_tensor + max(buffers, card)
 
 
 def _seconds(plans: Sequence[Plan], machine: Machine, options: StreamOptions, *, on_device: bool) -> float:

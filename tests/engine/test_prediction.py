@@ -24,6 +24,7 @@ from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.machine import resources as this_machine
 from hubmerge.plan.plan import Plan
+from hubmerge.sources.base import TokenTable
 
 NAME = "synthetic:qwen2.5-0.5b"
 planned = partial(memory_helpers.planned, agents=3, base=NAME)
@@ -51,6 +52,14 @@ def test_memory_does_not_grow_with_the_model_but_with_agents_threads_and_whole_t
     assert memory(planned("ram"), threads=8, chunk_elements=4096) < memory(planned("ram"), threads=8)
     assert memory(planned("wudi", base="synthetic:llama-70b")) > 10_000_000_000
     assert memory(planned("ram", agents=8), threads=2) <= 512_000_000
+
+
+def test_the_tokens_of_vocabularies_that_differ_are_in_memory():
+    plan = planned("ram")
+    tokens = TokenTable({f"w{i}": i for i in range(100_000)}, {}, 100_000)
+    grown = replace(plan, base=replace(plan.base, tokens=tokens))
+    more = predict(grown, Machine(2)).memory_bytes - predict(plan, Machine(2)).memory_bytes
+    assert more == pytest.approx(540 * 100_000), "with three agents; 470 were measured with two"
 
 
 def test_an_agent_whose_sensitivity_is_computed_is_in_memory_and_one_with_a_file_is_not():
