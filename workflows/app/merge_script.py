@@ -12,13 +12,14 @@ _VARIANTS = """const variants = () => { const own = new URLSearchParams(location
     return ["also", "vary"].flatMap((key) => own.getAll(key).map((value) => `&${key}=${written(value)}`)).join(""); };
   const written = (value) => encodeURIComponent(value).replaceAll("%2C", ",").replaceAll("%3A", ":");"""
 
-# A browser may refuse storage inside a frame; the form then works without memory. One without a model is not kept:
-# it would empty what a quick visitor chooses.
+# A tab keeps its own form, and the browser the last one of all tabs. A browser may refuse storage inside a frame; the
+# form then works without memory. One without a model is not kept: it would empty what a quick visitor chooses.
 _STORE = """const store = () => { const {opened, values, proposed} = (window.hm ??= {});
     const entry = JSON.stringify({address: location.search, values, proposed});
     try { if (!opened) return;
-      if (values[0] || values[1]?.length) localStorage.setItem("hubmerge-form", entry);
-      else localStorage.removeItem("hubmerge-form"); } catch { } };"""
+      for (const kept of [sessionStorage, localStorage])
+        if (values[0] || values[1]?.length) kept.setItem("hubmerge-form", entry);
+        else kept.removeItem("hubmerge-form"); } catch { } };"""
 
 # Methods, then each setting with its values, as they stand in the form.
 SWEPT = f"""(methods, ...parts) => {{
@@ -55,7 +56,8 @@ KEPT = """() => { try {
   const form = document.querySelector(".hm-form");
   form.inert = true;
   setTimeout(() => { form.inert = false; }, 10000);  // an answer that never comes must not lock it
-  const {address, values, proposed} = JSON.parse(localStorage.getItem("hubmerge-form"));
+  const [own, last] = [sessionStorage, localStorage].map((kept) => kept.getItem("hubmerge-form"));
+  const {address, values, proposed} = JSON.parse(own ?? last);
   const asks = [...new URLSearchParams(location.search).keys()].some((key) => !key.startsWith("__"));
   if (!asks) history.replaceState(history.state, "", location.pathname + address); // the Hub's frame adds __theme
   if (address !== location.search) return [null];
@@ -66,7 +68,7 @@ KEPT = """() => { try {
 # An empty form. The address of the one that is left holds its recipe, so that the browser's way back leads to it.
 START_OVER = """() => {
   (window.hm ??= {}).opened = false;
-  try { localStorage.removeItem("hubmerge-form"); } catch { }
+  try { for (const kept of [sessionStorage, localStorage]) kept.removeItem("hubmerge-form"); } catch { }
   window.location.assign(location.pathname);
 }"""
 

@@ -163,6 +163,21 @@ def test_a_form_is_kept_by_its_address_and_by_the_browser_until_it_is_started_ov
     shown(page, "#verdict", FIT)
 
 
+def test_each_tab_keeps_its_own_form_and_a_new_one_opens_with_the_last(site):
+    page = site.open(FILLED)
+    shown(page, "#verdict", FIT)
+    page.get_by_label("private", exact=True).check()
+    other = page.context.new_page()
+    gone_to(other, site, f"/merge?base={BASE}&agent={MEM}&agent={TOOL}&name=other")
+    shown(other, "#verdict", FIT)
+    third = page.context.new_page()
+    gone_to(third, site, "/merge")
+    holds(third, TARGET_NAME, "other")
+    page.reload(wait_until="domcontentloaded")
+    holds(page, TARGET_NAME, "base-ram-plus")
+    assert page.get_by_label("private", exact=True).is_checked()
+
+
 def test_a_start_names_the_merge_after_the_form_as_it_is_takes_one_click_and_says_what_existed(site, monkeypatch):
     page = site.open(f"{FILLED}&method=ties", "ada")
     holds(page, TARGET_NAME, "base-ties")
