@@ -17,8 +17,9 @@ from workflows.values import MergeRequest, Visitor
 MOST_CHARACTERS = 400  # of a model's name and revision
 _HUBS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _AT = ("tree", "blob", "resolve", "raw", "blame", "commit", "commits")  # what stands before a revision
-_BETWEEN = re.compile(r"(?:[\s,;\u200b\ufeff]|(?<!\S)(?:[-*•]|\d+[.)])(?!\S))+")  # also what items of a list begin with
-_NOTHING = " \t\n,;\u200b\ufeff"
+_APART = r"\s,;\uff0c\u3001\uff1b\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff"  # commas of all scripts; marks unseen
+# also the middle of a Markdown link, and what items of a list begin with
+_BETWEEN = re.compile(rf"(?:[{_APART}]|\]\(|(?<!\S)(?:[-*•]|\d+[.)])(?!\S))+")
 _REF = re.compile(r"refs/(?:pr|convert|heads|tags)/[^/]+")
 
 
@@ -31,12 +32,14 @@ def names_in(typed: Iterable[str], endpoint: str) -> list[str]:
 
 
 def _names(text: str, endpoint: str) -> list[str]:
-    parts = [part.strip("\"'<>[]()`“”‘’") for part in _BETWEEN.split(text)]
+    parts = [part.strip("\"'<>[]()`*“”„‘’«»") for part in _BETWEEN.split(text)]
     names = [_name(part, endpoint) for part in parts if part]
     known = [is_hub_id(name.partition("@")[0]) for name in names]
     # words are no list of models, but one that the Hub cannot have does not take the others of a list with it
     listed = any(fits and "/" in name for fits, name in zip(known, names, strict=True))
-    return names if len(names) == 1 or (names and all(known)) or listed else [text] if text.strip(_NOTHING) else []
+    if len(names) == 1 or (names and all(known)) or listed:
+        return names
+    return [text] if re.search(f"[^{_APART}]", text) else []
 
 
 def _name(text: str, endpoint: str) -> str:

@@ -308,7 +308,8 @@ def inspected(
         ("'org/a', \"org/b\"", ["org/a", "org/b"]),
         ("- org/a\n- “org/b”\n", ["org/a", "org/b"]),
         ("1. org/a\n2. org/b\u200b", ["org/a", "org/b"]),
-        (" ,\n;", []),
+        ("[org/a](https://hf.co/org/a) **org/b**\uff0c«org/c»\u202e", ["org/a", "org/b", "org/c"]),
+        (" ,\n;\u200e", []),
         # what names no model stays, and is refused by name
         ("https://elsewhere.example/org/name", ["https://elsewhere.example/org/name"]),
         ("https://[broken/org/name", ["https://[broken/org/name"]),
