@@ -101,6 +101,7 @@ def _problem(problem: Mapping[str, Any], of_form: bool, signed_in: bool) -> Mark
     step = on_the_web(text.get("next_step", "").replace(FOR_PROGRAMS, ""))
     step = in_the_form(step) if of_form else step
     step = step.replace(_SIGN_IN, ", and whether this account may read it") if signed_in else step
+    told = link(sign_in_link(), step) if step.startswith("Sign in") else coded(step)
     facts = [
         el("div", el("dt", label), el("dd", coded(text[key])))
         for key, label in (("where", "Where"), ("expected", "Expected"), ("got", "Found"))
@@ -110,7 +111,7 @@ def _problem(problem: Mapping[str, Any], of_form: bool, signed_in: bool) -> Mark
         "li",
         el("span", coded(text.get("what", "")), cls="hm-what"),
         el("dl", *facts) if facts else None,
-        el("p", coded(step), cls="hm-next") if step else None,
+        el("p", told, cls="hm-next") if step else None,
         el("code", text.get("code", ""), cls="hm-code"),
     )
 

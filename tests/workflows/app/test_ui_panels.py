@@ -24,6 +24,7 @@ from workflows.app.jobs_page import _listing as activity
 from workflows.app.jobs_page import job_list
 from workflows.app.panels import _OF_A_TERMINAL, license_panel, on_the_web, plan_panel, problems_panel, warnings_panel
 from workflows.app.session import signed_in
+from workflows.app.signin import sign_in_link
 from workflows.values import JobView, LogLine, Scoring, Visitor
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
@@ -385,7 +386,7 @@ def test_who_is_not_signed_in_is_told_to_sign_in_on_a_page_and_as_a_program_to_s
         signed_in(None, "start a merge")
     assert "a program sends its token (Client(…, oauth_token=…))." in str(refused.value)
     panel = str(problems_panel(refused.value))
-    assert "Sign in with the Hub and try again.<" in panel
+    assert f'<a href="{sign_in_link()}">Sign in with the Hub and try again.</a>' in panel
     assert "program" not in panel
 
 
