@@ -57,10 +57,12 @@ _COME_BACK = """addEventListener("click", (event) => {
 }, true);"""
 
 # gradio takes a box in which the browser reads no number for an empty one, which means the usual value; Firefox shows
-# "0,5" and calls it none. A button then does what it does in a form of the browser's own: it asks for a number.
+# "0,5" and calls it none. A button then does what it does in a form of the browser's own: it asks for a number, except
+# a fold's and those that read none.
 _NUMBERS = """addEventListener("click", (event) => {
   const wrong = [...document.querySelectorAll("[type=number]")].find((b) => b.validity.badInput && b.offsetParent);
-  if (!wrong || !event.isTrusted || !event.target.closest?.("button")) return;
+  const reads = event.target.closest?.("button:not(.label-wrap, #start-over, #load-yaml, #sign-in)");
+  if (!wrong || !event.isTrusted || !reads) return;
   event.preventDefault();
   event.stopPropagation();
   wrong.reportValidity();
@@ -89,7 +91,13 @@ _SAME_THEME = """{
     ? {matches: dark, addEventListener() { }} : asked(query);
 }"""
 
-_SCRIPTS = (_LEAVE_BY_TAB, _STAY_OPEN, _ENGLISH, _COME_BACK, _NUMBERS, _GO_ON, _SAME_THEME)
+# The label of a box with a button that copies names that button; readers of the screen are told the box's name, too.
+_NAMED = """new MutationObserver(() => {
+  for (const box of document.querySelectorAll("label:has(button) textarea:not([aria-label])"))
+    box.ariaLabel = box.closest("label").querySelector("[data-testid=block-info]")?.textContent.trim() ?? null;
+}).observe(document, {subtree: true, childList: true});"""
+
+_SCRIPTS = (_LEAVE_BY_TAB, _STAY_OPEN, _ENGLISH, _COME_BACK, _NUMBERS, _GO_ON, _SAME_THEME, _NAMED)
 
 
 class Site:

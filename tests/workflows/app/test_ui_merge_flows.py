@@ -409,6 +409,8 @@ def test_what_is_copied_is_in_the_clipboard_a_link_opens_the_same_form_and_what_
     weight.press("-")  # no number, as "0,5" is none to Firefox: it would be an empty box, which means the usual weight
     page.locator("#copy-YAML").click()
     assert weight.evaluate("(box) => box === document.activeElement"), "it is asked for a number"
+    page.locator("#yaml-card button").first.click()
+    page.get_by_role("textbox", name="Recipe", exact=True).wait_for()  # a fold opens all the same
     weight.fill("0.75")
     page.locator("#copy-YAML").click()
     page.wait_for_function(filled, arg="weight: 0.75")
