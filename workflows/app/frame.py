@@ -19,6 +19,8 @@ from workflows.values import Visitor
 PRIVATE: Mapping[str, Any] = {"api_visibility": "private"}  # of events, none of which is an endpoint
 QUIET: Mapping[str, Any] = {**PRIVATE, "show_progress": "hidden"}
 AT_ONCE: Mapping[str, Any] = {**QUIET, "queue": False}  # for what asks no Hub
+# of what shows names: a browser's translation would change them, and leave those of agents that are taken out again
+AS_IT_IS = "notranslate"
 LOADING = el("p", "Loading …", cls="hm-dim")
 TITLE = "hubmerge"
 PURPOSE = "Combine RL-trained agents into one model that keeps their skills"

@@ -18,7 +18,7 @@ from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from workflows.app import forms
-from workflows.app.frame import choice_box, html, number_box, radio_box, text_box, titled
+from workflows.app.frame import AS_IT_IS, choice_box, html, number_box, radio_box, text_box, titled
 from workflows.app.panels import method_choices, method_panel
 from workflows.app.search import model_box
 
@@ -110,10 +110,11 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
             info="Agents whose cards name the chosen base appear here, to tick.",
             interactive=True,
             elem_id="suggested",
+            elem_classes=AS_IT_IS,
         )
         offered = gr.JSON(value=[], visible=False)
         weighted = gr.JSON(value=[], visible=False)
-        with gr.Accordion("Weights", open=False, elem_id="weights") as weights_fold, gr.Row():
+        with gr.Accordion("Weights", open=False, elem_id="weights") as weights_fold, gr.Row(elem_classes=AS_IT_IS):
             weights = tuple(
                 gr.Number(value=1.0, label=f"Agent {k + 1}", step=0.1, min_width=150, visible=False, interactive=True)
                 for k in range(MAX_AGENTS)

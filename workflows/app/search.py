@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 
 from hubmerge.recipe.recipe import MAX_AGENTS
-from workflows.app.frame import QUIET, choice_box
+from workflows.app.frame import AS_IT_IS, QUIET, choice_box
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.session import for_visitor
 from workflows.app.submission import names_in
@@ -21,7 +21,8 @@ _POPULAR = ("text-generation",)
 def model_box(name: str, label: str, info: str, *, several: bool = False, **more: Any) -> Any:
     """A box for the name of a model, or of several; `suggest_models` fills its list."""
     many = {"multiselect": True, "max_choices": MAX_AGENTS} if several else {}
-    return choice_box(name, label, (), [] if several else None, info, allow_custom_value=True, **many, **more)
+    own = {"allow_custom_value": True, "elem_classes": AS_IT_IS}
+    return choice_box(name, label, (), [] if several else None, info, **own, **many, **more)
 
 
 def suggest_models(box: Any, service: Service, lanes: Lanes, *, base: Any = None) -> None:

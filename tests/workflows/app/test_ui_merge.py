@@ -21,7 +21,7 @@ from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, recipe_from_dict
 from hubmerge.recipe.sweep import sweep_from_dict
 from workflows.app.format import el
 from workflows.app.forms import EVERYONE, component_of, fields_of, given, parameters_of, plain_markdown, turn, values_of
-from workflows.app.frame import number_box
+from workflows.app.frame import AS_IT_IS, number_box
 from workflows.app.inspection import Inspection, advise, inspect_form
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS, TEXTS, address_of, read_address, text_of
 from workflows.app.merge_form import MergeForm, build_form, fill, fillable, recipe_of, reweight, show_method
@@ -323,6 +323,12 @@ def inspected(
 )
 def test_addresses_of_the_hub_and_lists_become_names(typed, named):
     assert names_in([typed], HUB) == named
+
+
+def test_a_browser_that_translates_the_page_leaves_the_names_of_models_as_they_are():
+    form = untouched()
+    for shown in (form.base, form.agents, form.suggested, form.weights[0].parent.parent):
+        assert AS_IT_IS in shown.elem_classes
 
 
 def test_each_model_has_its_size_its_license_and_whether_it_was_trained_from_the_base():
