@@ -176,55 +176,56 @@ def test_a_set_that_was_refused_today_is_not_tried_again_and_forbids_no_other_of
         assert decided([A, B], [replace(refused, **other)]).merge is not None
 
 
-def test_a_new_agent_new_weights_another_base_or_recipe_make_a_new_set():
-    first = decided([A, B])
-    history = [past(first.merge)]
-    assert agents_of(decided([A, B, C], history)) == ["a", "b", "c"]
-    assert agents_of(decided([A, facts("b", 2)], history)) == ["a", "b"]
-    moved = decided([A, B], history, base=facts("base", 2, bases=()))
-    other = decided([A, B], history, recipe={"method": "ties"})
-    assert len({first.merge.set_id, moved.merge.set_id, other.merge.set_id}) == 3
+RENAMED, EDITED = facts("z", weights=A.weights), facts("a", 2, weights=A.weights)
+MOVED = facts("base", 2, bases=(), weights=BASE.weights)
+WITHOUT_C = {"agents": {"authors": ["zoo"], "exclude": ["zoo/c", "zoo/renamed"]}}
+BEST_THREE = {"join": {"best": 3}, "suite": "zoo", "scores": Scores({agent.pin: 1.0 for agent in (A, B, C)})}
 
 
-def test_an_agent_that_is_renamed_is_no_new_one():
-    history = [past(decided([A, B]).merge)]
-    renamed = decided([facts("z", weights=A.weights), B], history)
-    assert (renamed.merge, [skip.code for skip in renamed.skips]) == (None, ["same_weights"])
-    fixed = {"join": {"fixed": ["zoo/b", "zoo/a"]}, "agents": None}  # whose order the owner chose
-    assert decided([A, B], history, **fixed).merge is not None
+def lost(code: str) -> Facts:
+    """An agent that the search still shows and that nobody can read, since it was deleted, hidden or cut off."""
+    return facts("c", code=code, weights="", bases=())
 
 
-def test_agents_that_vanish_do_not_cause_a_merge_of_the_rest():
-    first = decided([A, B, C])
-    history = [past(first.merge)]
-    gone = decided([A, B], history)
-    assert gone.merge is None
-    assert [skip.code for skip in gone.skips] == ["nothing_new"]
-    # nor does one that the search still shows and that nobody can read, since it was deleted, hidden or cut off
-    for code in ("E_SOURCE", "E_HUB"):
-        lost = decided([A, B, facts("c", code=code, weights="", bases=())], history)
-        assert (lost.merge, reasons(lost)["c"]) == (None, code)
-    # but one that the owner excludes is another set, also under a new name
-    for third in (C, facts("z", weights=C.weights)):
-        excluded = decided([A, B, third], history, agents={"authors": ["zoo"], "exclude": [third.id]})
-        assert agents_of(excluded) == ["a", "b"]
+@pytest.mark.parametrize(
+    ("before", "now", "rule", "joined"),
+    [
+        # a new agent, new weights, another base or recipe make a new set
+        ([A, B], [A, B, C], {}, ["a", "b", "c"]),
+        ([A, B], [A, facts("b", 2)], {}, ["a", "b"]),
+        ([A, B], [A, B], {"base": facts("base", 2, bases=())}, ["a", "b"]),
+        ([A, B], [A, B], {"recipe": {"method": "ties"}}, ["a", "b"]),
+        # an agent that is renamed is no new one
+        ([A, B], [RENAMED, B], {}, "same_weights"),
+        ([A, B], [A, B], {"join": {"fixed": ["zoo/b", "zoo/a"]}, "agents": None}, ["b", "a"]),  # an order of choice
+        # agents that vanish cause no merge of the rest, but one that the owner excludes makes another set
+        ([A, B, C], [A, B], {}, "nothing_new"),
+        ([A, B, C], [A, B, lost("E_SOURCE")], {}, "nothing_new"),
+        ([A, B, C], [A, B, lost("E_HUB")], {}, "nothing_new"),
+        ([A, B, C], [A, B, C], WITHOUT_C, ["a", "b"]),
+        ([A, B, C], [A, B, facts("renamed", weights=C.weights)], WITHOUT_C, ["a", "b"]),
+        # nor does a card or a name that changes afterwards
+        ([A, B, C], [EDITED, B], {}, "nothing_new"),
+        ([A, B, C], [RENAMED, B], {}, "nothing_new"),
+        ([A, B, C], [A, B], {"base": MOVED}, "nothing_new"),
+        ([A, B, C], [facts("a", 2), B], {}, ["a", "b"]),
+        # nor does one of the best that vanishes, where the owner does not want fewer
+        ([A, B, C], [A, B], BEST_THREE, "nothing_new"),
+        ([A, B, C], [A, B, C], BEST_THREE | BEST, ["a", "b"]),
+    ],
+)
+def test_after_a_merge_another_set_is_merged_and_the_same_or_the_rest_of_it_is_not(before, now, rule, joined):
+    decision = decided(now, [past(decided(before).merge)], **rule)
+    if isinstance(joined, str):
+        assert (decision.merge, joined in reasons(decision).values()) == (None, True)
+    else:
+        assert agents_of(decision) == joined
 
 
 def test_once_the_agent_that_broke_a_merge_is_gone_the_others_are_merged():
-    first = decided([A, B, C])
-    failed = replace(past(first.merge), failed=True)
+    failed = replace(past(decided([A, B, C]).merge), failed=True)
     assert decided([A, B, C], [failed]).merge is None
     assert agents_of(decided([A, B], [failed])) == ["a", "b"]
-
-
-def test_after_agents_vanished_a_card_or_a_name_that_changes_causes_no_merge_of_the_rest():
-    history = [past(decided([A, B, C]).merge)]
-    edited, renamed = facts("a", 2, weights=A.weights), facts("z", weights=A.weights)
-    moved = facts("base", 2, bases=(), weights=BASE.weights)
-    for base, agent in ((BASE, edited), (BASE, renamed), (moved, A)):
-        left = decided([agent, B], history, base=base)
-        assert (left.merge, [skip.code for skip in left.skips]) == (None, ["nothing_new"])
-    assert agents_of(decided([facts("a", 2), B], history)) == ["a", "b"]  # new weights
 
 
 def test_a_copy_without_a_score_takes_no_place_of_the_best():
@@ -246,14 +247,6 @@ def test_a_stranger_s_copy_does_not_take_the_place_of_an_agent_that_was_merged()
     copy = facts("eve/a", tags=("rl",), weights=a.weights, license="mit")
     decision = decided([copy, a, b, new], [past(decided([a, b], **tagged).merge)], **tagged)
     assert (agents_of(decision), reasons(decision)) == (["0", "a", "b"], {"eve/a": "copy"})  # by name
-
-
-def test_one_of_the_best_that_vanishes_causes_no_merge_of_the_rest():
-    best_three = {"scores": Scores({agent.pin: 1.0 for agent in (A, B, C)}), "join": {"best": 3}, "suite": "zoo"}
-    history = [past(decided([A, B, C], **best_three).merge)]
-    left = decided([A, B], history, **best_three)
-    assert (left.merge, [skip.code for skip in left.skips]) == (None, ["nothing_new"])
-    assert agents_of(decided([A, B, C], history, **best_three | BEST)) == ["a", "b"]  # the owner's word
 
 
 candidate = st.builds(
