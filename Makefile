@@ -59,9 +59,9 @@ evening: setup
 bench: setup
 	$(BIN)/python -m benchmarks.suite
 
-# every page at three widths, light and dark, in build/screenshots; ARGS="--only model,job-done --widths 390" for less
+# every page at three widths, light and dark, in build/screenshots; ARGS="-k 'accessible and job'" for less
 screenshots: setup chromium
-	$(BIN)/python tests/workflows/app/screenshots.py $(ARGS)
+	HUBMERGE_SCREENSHOTS=build/screenshots $(BIN)/python -m pytest tests/workflows/app/test_ui_access.py -k accessible $(ARGS)
 
 # the pages that are generated from the code
 docs: setup

@@ -9,7 +9,11 @@ import gradio.oauth
 import gradio.queueing
 import gradio.utils
 import pytest
-from pages_session import Site, browser_cookie, serving
+from pages_fake import FakeBoard, FakeService, Source
+from pages_session import CLIENT, Site, browser_cookie
+
+from hubmerge.settings import Settings
+from workflows.app.app import launch_app
 
 PATIENCE_MS = 60_000  # on a busy machine; what a page shows ends the wait
 
@@ -36,8 +40,10 @@ def gradio_oauth() -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def served(gradio_oauth: None) -> Iterator[Site]:
-    with serving() as site:
-        yield site
+    service, board, watchers = FakeService(), FakeBoard(), Source()
+    own: dict[str, Any] = {"oauth": CLIENT, "board": board, "watchers": watchers}
+    with launch_app(service, Settings(endpoint=service.endpoint), port=0, **own) as running:
+        yield Site(service, board, watchers, running.url)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Service, board and watchers in memory for the pages' tests: plans from made-up headers, jobs moved by hand."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Event
@@ -25,6 +24,7 @@ from hubmerge.plan.plan import Plan, make_comparison, make_plan
 from hubmerge.recipe.model_name import ModelName, ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
+from workflows.jobs.comparisons import comparison_id, comparison_job
 from workflows.values import (
     Comparison,
     EvaluationAnswer,
@@ -63,6 +63,16 @@ STATISTICS: dict[str, Any] = {
 }
 
 
+RUNNING: dict[str, Any] = {
+    "state": "running",
+    "stage": "merge",
+    "queue_position": None,
+    "started": "2026-01-31T14:06:00+00:00",
+    "progress": {"stage": "merge", "done": 312e6, "total": 988e6, "unit": "bytes", "per_second": 41e6},
+    "statistics": STATISTICS,
+}
+
+
 def model(repo_id: str, sha: str, *, shapes: Mapping[str, tuple[int, ...]] | None = None, **facts: Any) -> Model:
     """A model of two tensors whose header says so; no weights exist."""
     tensors = shapes or {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,)}
@@ -90,10 +100,6 @@ def job_view(job_id: str = "1" * 64, **changes: Any) -> JobView:
     nothing = dict.fromkeys(("progress", "statistics", "error", "result", "started", "finished"))
     fields: dict[str, Any] = {**asked, **stands, **nothing, "created": "2026-01-31T14:05:00+00:00", **changes}
     return JobView(job_id, **fields)
-
-
-def comparison_id(plan: Plan) -> str:
-    return hashlib.sha256(f"{plan.base.ref}{plan.agents[0].ref}".encode()).hexdigest()
 
 
 class FakeService:
@@ -166,14 +172,14 @@ class FakeService:
     def comparison(self, base: str, agent: str, visitor: Visitor | None) -> Comparison:
         recipe = comparison_recipe(base, agent)
         plan = make_comparison(recipe, self._open(recipe.base), self._open(recipe.agents[0].model))
-        return Comparison(plan, self.store.get(comparison_id(plan)))
+        return Comparison(plan, self.store.get(comparison_id(plan, visitor.name if visitor else "")))
 
     def compare(self, base: str, agent: str, visitor: Visitor) -> Comparison:
         plan = self.comparison(base, agent, visitor).plan
-        pins = tuple(f"{m.ref.id}@{m.ref.sha}" for m in (plan.base, plan.agents[0]))
-        target = f"{plan.base.ref.id} → {plan.agents[0].ref.id}"
-        queued = job_view(comparison_id(plan), user=visitor.name, kind="diff", target=target, recipe={}, models=pins)
-        return Comparison(plan, self.store.setdefault(queued.id, queued))
+        new = comparison_job(plan, visitor.name)
+        told = {"target": new.payload["target"], "models": (new.payload["base"], new.payload["agent"])}
+        queued = job_view(new.id, user=new.user, kind=new.kind, recipe={}, **told)
+        return Comparison(plan, self.store.setdefault(new.id, queued))
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         asked = {"user": visitor.name, "target": request.target, "private": request.private, "recipe": request.recipe}
@@ -257,6 +263,11 @@ class FakeBoard:
 SHA = "0123456789abcdef" * 2 + "01234567"
 
 
+def merged(time: str, target: str, job: str, state: str, *agents: str) -> WatcherEvent:
+    pins = tuple(f"{agent}@{SHA}" for agent in agents)
+    return WatcherEvent("merged", f"{time}:00+00:00", target, agents=pins, job_id=job * 64, job_state=state)
+
+
 def left_out(time: str, subject: str, code: str, text: str) -> WatcherEvent:
     return WatcherEvent("skipped", f"{time}:00+00:00", subject, SHA, code, text)
 
@@ -274,26 +285,12 @@ ZOO = WatcherView(
     next_look="2030-01-02T10:10:00+00:00",
     waiting="the day's budget of 4 is used up; it goes on tomorrow (UTC)",
     events=(
-        WatcherEvent(
-            "merged",
-            "2030-01-02T10:04:00+00:00",
-            "ada/zoo-watch-282948d5ec",
-            agents=(f"zoo/math-agent@{SHA}", f"zoo/mem-agent@{SHA}", f"zoo/tool-agent@{SHA}"),
-            job_id="a" * 64,
-            job_state="running",
-        ),
+        merged("2030-01-02T10:04", "ada/zoo-watch-282948d5ec", "a", "running", MATH, MEM, TOOL),
         left_out("2030-01-02T09:00", "set 1b2c3d4e5f", "budget", "the day's budget is used"),
         left_out("2030-01-01T09:00", "zoo/wide-agent", "E_INCOMPATIBLE", "another hidden_size: expected 64, got 128"),
         left_out("2030-01-01T08:00", "zoo/other", "license", "its license is not stated"),
         replace(left_out("2030-01-01T07:00", "ada/zoo-watch-1", "E_TARGET_EXISTS", "taken"), kind="refused", sha=""),
-        WatcherEvent(
-            "merged",
-            "2029-12-31T10:00:00+00:00",
-            "ada/zoo-watch-9f8e7d6c5b",
-            agents=(f"zoo/math-agent@{SHA}", f"zoo/tool-agent@{SHA}"),
-            job_id="b" * 64,
-            job_state="done",
-        ),
+        merged("2029-12-31T10:00", "ada/zoo-watch-9f8e7d6c5b", "b", "done", MATH, TOOL),
     ),
 )
 FRESH = replace(ZOO, name="zoo-trio", events=(), waiting="", polled=None, used_today=0, suite=None)

@@ -4,8 +4,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin
@@ -14,8 +13,6 @@ import httpx
 import itsdangerous
 from pages_fake import BASE, MATH, TOOL, FakeBoard, FakeService, Source
 
-from hubmerge.settings import Settings
-from workflows.app.app import launch_app
 from workflows.app.docs_page import _page, _with_calls
 from workflows.app.signin import OAuthClient
 
@@ -36,6 +33,11 @@ def session_cookie(
     key = hashlib.sha256(f"{secret}-v4".encode()).hexdigest()
     payload = base64.b64encode(json.dumps({"oauth_info": info}).encode())
     return itsdangerous.TimestampSigner(key).sign(payload).decode()
+
+
+def session_of(user: str, **how: Any) -> dict[str, str]:
+    """The headers of a request with that session."""
+    return {"Cookie": f"session={session_cookie(user, **how)}"}
 
 
 def browser_cookie(user: str) -> Any:
@@ -62,22 +64,11 @@ class Site:
         return self.open_page(urljoin(self.url, path), *who, **how)
 
 
-@contextmanager
-def serving() -> Iterator[Site]:
-    service, board, watchers = FakeService(), FakeBoard(), Source()
-    own: dict[str, Any] = {"oauth": CLIENT, "board": board, "watchers": watchers}
-    with launch_app(service, Settings(endpoint=service.endpoint), port=0, **own) as running:
-        yield Site(service, board, watchers, running.url)
-
-
-def mcp_result(url: str, method: str, headers: dict[str, str], **parameters: Any) -> dict[str, Any]:
-    """The result of a request to the MCP server of the app at `url`."""
-    sent = {"accept": "application/json, text/event-stream", **headers}
-    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
-    answer = httpx.post(f"{url}/gradio_api/mcp/", headers=sent, json=request, timeout=120)
-    assert answer.status_code == 200
-    told = next(line for line in answer.text.splitlines() if line.startswith("data: {") and '"result"' in line)
-    return dict(json.loads(told.removeprefix("data: "))["result"])
+def answer_of(url: str, endpoint: str, *data: Any, **how: Any) -> str:
+    """What an endpoint answers to plain HTTP, as gradio streams it. `how`: of the client."""
+    with httpx.Client(base_url=f"{url}/gradio_api/call/", timeout=60, **how) as http:
+        joined = http.post(endpoint, json={"data": data})
+        return http.get(f"{endpoint}/{joined.json()['event_id']}").text if joined.is_success else joined.text
 
 
 def calls_of_docs() -> list[str]:

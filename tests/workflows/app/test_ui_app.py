@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import tracemalloc
 import urllib.request
@@ -18,7 +16,8 @@ import gradio as gr
 import httpx
 import pytest
 from pages_fake import FakeService, job_view
-from pages_session import session_cookie
+from pages_session import answer_of, session_of
+from processes import ROOT, printed_by
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
@@ -31,8 +30,6 @@ from workflows.app.session import Sessions
 
 SETTINGS = Settings(endpoint="http://127.0.0.1:9")
 ON_A_SPACE = """
-import sys
-sys.path[:0] = sys.argv[1:]
 from pages_fake import FakeService
 from starlette.testclient import TestClient
 from hubmerge.settings import load_settings
@@ -110,16 +107,11 @@ def test_without_an_oauth_client_nothing_starts(space, how, tmp_path):
 
 def test_a_call_of_a_program_leaves_little_in_memory():
     with launch_app(FakeService(), SETTINGS, port=0) as running:
-
-        def call() -> None:
-            asked = httpx.post(f"{running.url}/gradio_api/call/jobs_under_way", json={"data": []}).json()
-            assert "complete" in httpx.get(f"{running.url}/gradio_api/call/jobs_under_way/{asked['event_id']}").text
-
-        call()  # what is loaded once
+        assert "complete" in answer_of(running.url, "jobs_under_way")  # what is loaded once
         tracemalloc.start()
         try:
             for _ in range(10):
-                call()
+                answer_of(running.url, "jobs_under_way")
             gc.collect()
             assert tracemalloc.get_traced_memory()[0] < 10 * 100_000
         finally:
@@ -158,16 +150,9 @@ def test_on_a_space_gradio_signs_in_with_the_platform_s_client(local_hub, system
         "OAUTH_SCOPES": "openid profile contribute-repos",
         "OPENID_PROVIDER_URL": local_hub.endpoint,
         "HF_ENDPOINT": local_hub.endpoint,
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *Path(__file__).parents[:3]))),
     }
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ON_A_SPACE, *map(str, Path(__file__).parents[:3])],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    *_, told, last = done.stdout.splitlines()
+    *_, told, last = printed_by(ON_A_SPACE, **environment).splitlines()
     assert told == "True ['ada-merge.hf.space', 'merge.example']"
     location = urlsplit(last)
     asked = parse_qs(location.query)
@@ -183,7 +168,7 @@ def test_the_hidden_handlers_of_the_pages_are_authorised_too(pages):
     pages.service.put([job_view(job, private=True, target="ada/secret")])
     config = httpx.get(f"{pages.url}/config").json()
     assert len(config["dependencies"]) > 15
-    for headers in ({}, {"Cookie": f"session={session_cookie('bob')}"}):
+    for headers in ({}, session_of("bob")):
         events = [event for event in config["dependencies"] if event["backend_fn"]]
         with ThreadPoolExecutor(ANONYMOUS_EACH) as several:  # more would be refused without a look
             asked = [

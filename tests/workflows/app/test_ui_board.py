@@ -55,13 +55,8 @@ def trio(board: Board) -> SuiteBoard:
 
 
 @pytest.fixture
-def source(pages: Site) -> FakeBoard:
+def url(pages: Site) -> str:
     pages.board.content = full_board()
-    return pages.board
-
-
-@pytest.fixture
-def url(pages: Site, source: FakeBoard) -> str:
     return pages.url
 
 
@@ -187,10 +182,10 @@ def test_the_board_is_served_as_files_which_follow_the_filters_and_state_their_m
     assert {httpx.get(f"{url}/board/none.{kind}").status_code for kind in ("csv", "json")} == {404}
 
 
-def test_a_board_that_cannot_be_had_is_no_broken_page(url, source):
-    source.content = Board()
+def test_a_board_that_cannot_be_had_is_no_broken_page(url, pages):
+    pages.board.content = Board()
     assert "No results yet" in httpx.get(f"{url}/board/page").text
-    source.failure = HubUnavailableError(HOSTILE, where=HOSTILE)
+    pages.board.failure = HubUnavailableError(HOSTILE, where=HOSTILE)
     for path in ("board.json", "board/trio.csv", "board/page"):
         answer = httpx.get(f"{url}/{path}")
         assert answer.status_code == 503
@@ -351,9 +346,9 @@ def test_the_merges_tab_shows_merges_and_the_other_tabs_every_model():
     assert behind("skills", "kind=others").kind == "others"  # what a reader chose stays
 
 
-def test_a_suite_s_files_are_found_whatever_its_name(url, source):
-    source.content = build_board([result("org/m", "a", {"math": 0.5}, suite="c++")])
-    assert "board/c%2B%2B.csv" in view_of(source.content, "")
+def test_a_suite_s_files_are_found_whatever_its_name(url, pages):
+    pages.board.content = build_board([result("org/m", "a", {"math": 0.5}, suite="c++")])
+    assert "board/c%2B%2B.csv" in view_of(pages.board.content, "")
     assert "org/m" in httpx.get(f"{url}/board/c%2B%2B.csv?sort=model").text
 
 

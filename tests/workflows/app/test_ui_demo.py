@@ -18,10 +18,12 @@ import httpx
 import psutil
 import pytest
 from huggingface_hub import HfApi
+from line import upload
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from pages_session import TARGET_NAME, calls_of_docs
 from processes import free_port, until
+from source_helpers import ZOO
 
 from localhub.users import default_users
 
@@ -178,14 +180,12 @@ def test_a_merge_of_the_zoo_outlives_its_killed_worker_and_app_and_no_token_is_o
 
 
 def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo, open_page):
-    tokens, zoo = default_users().first_tokens(), Path(__file__).resolve().parents[3] / "examples" / "zoo"
+    tokens = default_users().first_tokens()
     ada, bob = (HfApi(demo.hub.endpoint, token=tokens[name]) for name in ("ada", "bob"))
-    bob.create_repo("bob/gated-base")
-    bob.upload_folder(repo_id="bob/gated-base", folder_path=zoo / "base")
+    upload(bob, ZOO / "base", "bob/gated-base")
     bob.update_repo_settings("bob/gated-base", gated="manual")
     bob.grant_access("bob/gated-base", "ada")
-    ada.create_repo("ada/secret-agent", private=True)
-    ada.upload_folder(repo_id="ada/secret-agent", folder_path=zoo / "math")
+    upload(ada, ZOO / "math", "ada/secret-agent", private=True)
 
     page = open_page(f"{demo.url}/merge?base=bob/gated-base&agent=ada/secret-agent&agent=zoo/tool-agent&method=ram")
     sign_in(page)

@@ -2,13 +2,13 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from markupsafe import escape
-from pages_fake import CATALOGUE, HOSTILE
+from pages_fake import CATALOGUE, HOSTILE, RUNNING
 from pages_session import Site, shown, untouched
+from source_helpers import ZOO
 
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import StreamOptions
@@ -18,16 +18,9 @@ from hubmerge.output.diff import Diff, comparison_recipe, measure, open_comparis
 from workflows.app.diff_page import diff_panel, names_of
 from workflows.app.submission import checked_comparison
 
-ZOO = Path(__file__).resolve().parents[3] / "examples" / "zoo"
 BASE, AGENT = CATALOGUE[:2]
 ADDRESS = f"/diff?base={BASE}&agent={AGENT}"
-RUNNING = {
-    "state": "running",
-    "stage": "probe",
-    "queue_position": None,
-    "started": "2026-01-31T14:06:00+00:00",
-    "progress": {"stage": "probe", "done": 3e9, "total": 12e9, "unit": "elements", "per_second": 4e7},
-}
+PROGRESS = {"stage": "probe", "done": 3e9, "total": 12e9, "unit": "elements", "per_second": 4e7}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +53,7 @@ def test_from_an_address_to_the_result_which_only_who_is_signed_in_starts_and_it
     assert page.locator("#diff-base input").input_value() == BASE
     page.locator("#compare").click()
     shown(page, "#diff", "Queued")
-    job = job_of(site, **RUNNING)
+    job = job_of(site, **RUNNING | {"stage": "probe", "progress": PROGRESS, "statistics": None})
     shown(page, "#diff .hm-amount", "25.0%")
     shown(page, "#diff .hm-current", "Measure")
     other = site.open(ADDRESS, "bob")

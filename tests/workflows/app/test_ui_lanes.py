@@ -3,23 +3,19 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from pages_fake import FakeService
-from pages_session import CLIENT, session_cookie
+from pages_session import Site, answer_of, session_of
 
 from hubmerge.errors import QuotaError
 from hubmerge.hub.errors import Patience, TransientHubError
-from hubmerge.settings import Settings
 from workflows.app import lanes
-from workflows.app.app import launch_app
 from workflows.app.lanes import ANONYMOUS_AT_ONCE, ANONYMOUS_EACH, SIGNED_IN_EACH, Lanes, address_of
 
 STORM = 68
@@ -28,83 +24,57 @@ QUICK = {**SLOW, "agents": ["zoo/mem-agent", "zoo/tool-agent"]}
 TOO_MANY = "too many questions of yours"
 
 
-@dataclass(frozen=True)
-class App:
-    """The app on a Hub that does not answer questions about zoo/math-agent while it is `stuck`."""
-
-    url: str
-    answered: threading.Event
-
-    @contextmanager
-    def stuck(self) -> Iterator[None]:
-        self.answered.clear()
-        try:
-            yield
-        finally:
-            self.answered.set()
-
-    def ask(self, name: str, data: list[Any], headers: dict[str, str]) -> str:
-        """An endpoint's answer as gradio streams it."""
-        with httpx.Client(base_url=self.url, headers=headers, timeout=60) as http:
-            joined = http.post(f"/gradio_api/call/{name}", json={"data": data})
-            if joined.status_code != 200:
-                return joined.text
-            return http.get(f"/gradio_api/call/{name}/{joined.json()['event_id']}").text
-
-
-@pytest.fixture(scope="module")
-def slow(gradio_oauth: None) -> Iterator[App]:
-    service, answered = FakeService(), threading.Event()
-    inspect = service.inspect
+@pytest.fixture
+def stuck(pages: Site, monkeypatch: pytest.MonkeyPatch) -> ExitStack:
+    """Until its end the Hub answers no question about zoo/math-agent."""
+    answered, inspect = threading.Event(), pages.service.inspect
 
     def late(recipe: Any, *given: Any) -> Any:
         assert SLOW["agents"][0] not in recipe["agents"] or answered.wait(120)
         return inspect(recipe, *given)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service, "inspect", late)
-        with launch_app(service, Settings(endpoint=service.endpoint), port=0, oauth=CLIENT) as running:
-            yield App(running.url, answered)
+    monkeypatch.setattr(pages.service, "inspect", late)
+    stack = ExitStack()
+    stack.callback(answered.set)
+    return stack
 
 
-def headers(user: str) -> dict[str, str]:
-    return {"Cookie": f"session={session_cookie(user)}"}
-
-
-def test_68_slow_anonymous_inspections_leave_the_app_open_for_everybody_else(slow):
-    with ThreadPoolExecutor(STORM) as strangers, slow.stuck():
+def test_68_slow_anonymous_inspections_leave_the_app_open_for_everybody_else(pages, stuck):
+    ask = partial(answer_of, pages.url)
+    with ThreadPoolExecutor(STORM) as strangers, stuck:
         asked = [
-            strangers.submit(slow.ask, "inspect_merge", [SLOW, ""], {"X-Forwarded-For": f"198.51.100.{n // 2}"})
+            strangers.submit(ask, "inspect_merge", SLOW, "", headers={"X-Forwarded-For": f"198.51.100.{n // 2}"})
             for n in range(STORM)
         ]
         while sum(a.done() for a in asked) < STORM - ANONYMOUS_AT_ONCE:  # the rest is refused at once
             time.sleep(0.05)
-        found = slow.ask("inspect_merge", [QUICK, ""], headers("ada"))
+        found = ask("inspect_merge", QUICK, "", headers=session_of("ada"))
         assert found.startswith("event: complete"), found
-        assert slow.ask("my_jobs", [0], headers("ada")).startswith("event: complete")
+        assert ask("my_jobs", 0, headers=session_of("ada")).startswith("event: complete")
         program = {"Authorization": "Bearer token-of-bob"}
-        assert slow.ask("inspect_merge", [QUICK, ""], program).startswith("event: complete")
-        assert "no such job" in slow.ask("job_status", ["1" * 64], {})
+        assert ask("inspect_merge", QUICK, "", headers=program).startswith("event: complete")
+        assert "no such job" in ask("job_status", "1" * 64)
         for page in ("/", "/merge", "/activity", "/job", "/diff"):
-            assert httpx.get(f"{slow.url}{page}").status_code == 200
+            assert httpx.get(f"{pages.url}{page}").status_code == 200
         refused = [a.result() for a in asked if a.done()]
         assert len(refused) == STORM - ANONYMOUS_AT_ONCE
     assert all("E_QUOTA" in answer and "Try again in" in answer for answer in refused), refused
     assert sum(a.result().startswith("event: complete") for a in asked) == ANONYMOUS_AT_ONCE
 
 
-def test_one_visitor_has_a_share_of_a_lane_by_session_and_token_and_others_have_theirs(slow):
-    bob = (headers("bob"), {"Authorization": "Bearer token-of-bob"})
-    with ThreadPoolExecutor(12) as several, slow.stuck():
-        mine = [several.submit(slow.ask, "inspect_merge", [SLOW, ""], bob[n % 2]) for n in range(SIGNED_IN_EACH + 3)]
-        theirs = [several.submit(slow.ask, "inspect_merge", [SLOW, ""], {}) for _ in range(ANONYMOUS_EACH + 1)]
+def test_one_visitor_has_a_share_of_a_lane_by_session_and_token_and_others_have_theirs(pages, stuck):
+    ask = partial(answer_of, pages.url, "inspect_merge")
+    bob = (session_of("bob"), {"Authorization": "Bearer token-of-bob"})
+    with ThreadPoolExecutor(12) as several, stuck:
+        mine = [several.submit(ask, SLOW, "", headers=bob[n % 2]) for n in range(SIGNED_IN_EACH + 3)]
+        theirs = [several.submit(ask, SLOW, "") for _ in range(ANONYMOUS_EACH + 1)]
         while sum(a.done() for a in (*mine, *theirs)) < 4:
             time.sleep(0.05)
-        assert slow.ask("inspect_merge", [QUICK, ""], headers("ada")).startswith("event: complete")
+        assert ask(QUICK, "", headers=session_of("ada")).startswith("event: complete")
     assert sum(TOO_MANY in a.result() for a in mine) == 3
     assert sum(TOO_MANY in a.result() for a in theirs) == 1
     for who in bob:  # the places are free again
-        assert slow.ask("inspect_merge", [QUICK, ""], who).startswith("event: complete")
+        assert ask(QUICK, "", headers=who).startswith("event: complete")
 
 
 def test_the_lane_of_the_signed_in_is_full_at_sixteen():

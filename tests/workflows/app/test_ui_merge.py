@@ -13,7 +13,7 @@ from pages_fake import BASE, MATH, MEM, TOOL, FakeService, model
 from pydantic import Field
 from starlette.datastructures import QueryParams
 
-from hubmerge.errors import HubUnavailableError, RecipeError
+from hubmerge.errors import HubUnavailableError, IncompatibleError, RecipeError
 from hubmerge.methods import registry
 from hubmerge.methods.base import Parameters
 from hubmerge.methods.linear import Linear
@@ -26,6 +26,7 @@ from workflows.app.inspection import Inspection, advise, inspect_form
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS, TEXTS, address_of, read_address, text_of
 from workflows.app.merge_form import MergeForm, build_form, fill, fillable, recipe_of, reweight, show_method
 from workflows.app.merge_page import _asked_for
+from workflows.app.panels import in_the_form
 from workflows.app.search import _CHOICES_KEPT, _search
 from workflows.app.submission import checked_recipe, names_in
 from workflows.app.sweep_form import sweep_of
@@ -389,6 +390,19 @@ def test_models_that_fit_are_told_with_size_and_time_whatever_the_method():
         # another method has another name at once, also before its calibration data is there
         told = (found.suggested_name, found.fits, found.refused)
         assert told == (f"base-{name.replace('_', '-')}", not asks, asks)
+
+
+def test_what_is_missing_is_said_and_then_every_problem_with_the_place_in_the_form_that_mends_it():
+    assert "Choose the agents" in inspected().verdict
+    assert "hm-problems" not in inspected().outcome
+    with pytest.raises(IncompatibleError) as expected:
+        FakeService().inspect({"base": BASE, "agents": [MATH, "other/wide-agent"], "method": "ram"}, None)
+    told = inspected(MATH, "other/wide-agent").outcome
+    assert told.count("hm-what") == len(expected.value.problems) > 1
+    for problem in expected.value.problems:
+        step = in_the_form(problem.next_step)
+        assert "into Ignore, under Advanced" in step  # which is where the form has it
+        assert [str(escape(text)) in told for text in (problem.what, step)] == [True, True]
 
 
 def test_a_hub_that_does_not_answer_takes_only_its_part_away():

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import pytest
-from pages_fake import BASE, HOSTILE, STATISTICS, TOOL, job_view, model
+from pages_fake import BASE, HOSTILE, RUNNING, TOOL, job_view, model
 from pages_session import FILLED, calls_of_docs, holds, shown, untouched
 
 from hubmerge.errors import DiskError, HubUnavailableError
@@ -12,14 +12,6 @@ from workflows.values import LogLine, Published
 
 pytestmark = pytest.mark.browser
 JOB, SECRET = "1" * 64, "2" * 64
-RUNNING: dict[str, Any] = {
-    "state": "running",
-    "stage": "merge",
-    "queue_position": None,
-    "started": "2026-01-31T14:06:00+00:00",
-    "progress": {"stage": "merge", "done": 312e6, "total": 988e6, "unit": "bytes", "per_second": 41e6},
-    "statistics": STATISTICS,
-}
 _SPOKEN = """() => { window.told = ""; new MutationObserver(() => { window.told += document.body.innerText;
   for (const one of document.querySelectorAll(".sr-only")) window.told += `[${one.textContent.trim()}]`; })
   .observe(document.body, {subtree: true, childList: true, characterData: true}) }"""

@@ -16,8 +16,8 @@ from board_helpers import family
 from gradio.utils import get_upload_folder
 from gradio_client import Client
 from gradio_client.exceptions import AppError
-from pages_fake import CATALOGUE, HOSTILE, job_view
-from pages_session import CLIENT, Site, mcp_result, session_cookie
+from pages_fake import CATALOGUE, job_view
+from pages_session import CLIENT, Site, answer_of, session_of
 from scripted_hub import ScriptedHub
 
 from hubmerge.board.leaderboard import build_board
@@ -80,7 +80,8 @@ def clients(served: Site) -> Iterator[Callable[..., Client]]:
 
     def client(**how: Any) -> Client:
         if repr(how) not in known:
-            known[repr(how)] = Client(served.url, verbose=False, analytics_enabled=False, **how)
+            usual = {"verbose": False, "analytics_enabled": False, "httpx_kwargs": {"timeout": 60}}
+            known[repr(how)] = Client(served.url, **usual, **how)
         return known[repr(how)]
 
     yield client
@@ -104,7 +105,13 @@ def answers(served: Site) -> dict[str, Any]:
 
 
 def tool(app: SimpleNamespace, method: str, headers: dict[str, str] | None = None, **parameters: Any) -> dict[str, Any]:
-    return mcp_result(app.url, method, headers or {}, **parameters)
+    """The result of a request to the MCP server of the app."""
+    sent = {"accept": "application/json, text/event-stream", **(headers or {})}
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
+    answer = httpx.post(f"{app.url}/gradio_api/mcp/", headers=sent, json=request, timeout=120)
+    assert answer.status_code == 200
+    told = next(line for line in answer.text.splitlines() if line.startswith("data: {") and '"result"' in line)
+    return dict(json.loads(told.removeprefix("data: "))["result"])
 
 
 def test_every_action_of_the_pages_has_an_endpoint_and_a_tool_with_all_words_about_it(app):
@@ -270,12 +277,8 @@ def test_an_answer_that_would_break_a_client_of_mcp_off_is_refused_as_a_tool_alo
 
 
 def test_plain_http_may_leave_out_what_has_a_default_and_is_told_which_name_is_wrong(app):
-    def answer(*data: Any) -> str:
-        asked = httpx.post(f"{app.url}/gradio_api/call/inspect_merge", json={"data": data}).json()
-        return httpx.get(f"{app.url}/gradio_api/call/inspect_merge/{asked['event_id']}", timeout=60).text
-
-    assert "event: complete" in answer(RECIPE)
-    assert "E_RECIPE: a value of another type in recipe" in answer()
+    assert "event: complete" in answer_of(app.url, "inspect_merge", RECIPE)
+    assert "E_RECIPE: a value of another type in recipe" in answer_of(app.url, "inspect_merge")
     wrong: dict[str, tuple[Any, str]] = {
         "v2/inspect_merge": ({"license": "mit"}, "required argument: recipe"),
         "v2/inspect_merge?": ({"recipe": RECIPE, "licence": "mit"}, "`licence` is not a valid"),
@@ -362,19 +365,6 @@ def test_the_board_is_told_by_pages_and_by_model_and_names_the_columns_to_sort_b
 
 # --- with a session, as the pages call them --------------------------------------------------------------
 
-JOB = "1" * 64
-
-
-@pytest.fixture
-def client(pages: Site, clients: Callable[..., Client]) -> Callable[..., Client]:
-    """client(user=None, cookie="", **headers): one with that user's session."""
-
-    def connect(user: str | None = None, cookie: str = "", **headers: str) -> Client:
-        session = cookie or (session_cookie(user) if user else "")
-        return clients(headers={**headers, **({"Cookie": f"session={session}"} if session else {})})
-
-    return connect
-
 
 def refusal(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     with pytest.raises(AppError) as caught:
@@ -382,18 +372,14 @@ def refusal(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     return str(caught.value)
 
 
-def start(client: Client, **changes: Any) -> Any:
-    return client.predict(**{"recipe": RECIPE, "target": "ada/merged", **changes}, api_name="/start_merge")
-
-
-def test_a_plan_is_told_in_full_and_an_incompatible_merge_with_every_problem(client, pages):
-    summary = client().predict(RECIPE, api_name="/inspect_merge")
-    assert summary == json.loads(json.dumps(plan_summary(pages.service.inspect(RECIPE, None))))
+def test_a_plan_is_told_in_full_and_an_incompatible_merge_with_every_problem(app):
+    summary = app.client().predict(RECIPE, api_name="/inspect_merge")
+    assert summary == json.loads(json.dumps(plan_summary(app.service.inspect(RECIPE, None))))
     recipe = {**RECIPE, "agents": [CATALOGUE[1], "other/wide-agent"]}
     with pytest.raises(IncompatibleError) as expected:
-        pages.service.inspect(recipe, None)
+        app.service.inspect(recipe, None)
     assert len(expected.value.problems) > 1
-    assert refusal(client().predict, recipe, api_name="/inspect_merge") == str(expected.value)
+    assert refusal(app.client().predict, recipe, api_name="/inspect_merge") == str(expected.value)
 
 
 @pytest.mark.parametrize(
@@ -410,65 +396,38 @@ def test_a_plan_is_told_in_full_and_an_incompatible_merge_with_every_problem(cli
     ],
     ids=str,
 )
-def test_a_folder_or_a_malformed_recipe_is_refused_before_the_service_sees_it(client, pages, recipe):
-    pages.service.failure = HubUnavailableError("the service was asked")
-    assert "E_RECIPE" in refusal(client().predict, {**RECIPE, **recipe}, api_name="/inspect_merge")
+def test_a_folder_or_a_malformed_recipe_is_refused_before_the_service_sees_it(app, recipe):
+    app.service.failure = HubUnavailableError("the service was asked")
+    assert "E_RECIPE" in refusal(app.client().predict, {**RECIPE, **recipe}, api_name="/inspect_merge")
 
 
 @pytest.mark.parametrize(
-    "who",
+    "headers",
     [
-        {"cookie": session_cookie("ada", expires_in_s=-1)},
-        {"cookie": session_cookie("ada", secret="another secret")},
-        {"user": "ada", "Origin": "https://evil.example"},
+        session_of("ada", expires_in_s=-1),
+        session_of("ada", secret="another secret"),
+        {**session_of("ada"), "Origin": "https://evil.example"},
     ],
     ids=["expired", "forged", "from a page of another site"],
 )
-def test_nobody_starts_cancels_or_lists_without_a_valid_session(client, pages, who):
-    pages.service.put([job_view(JOB)])
-    anonymous = client(**who)
-    assert "E_LOGIN" in refusal(start, anonymous)
-    assert "E_LOGIN" in refusal(anonymous.predict, JOB, api_name="/cancel_job")
-    assert "E_LOGIN" in refusal(anonymous.predict, api_name="/my_jobs")
-    assert pages.service.requests == []
-    assert pages.service.store[JOB].state == "queued"
+def test_nobody_starts_cancels_or_lists_without_a_valid_session(app, headers):
+    anonymous = app.client(headers=headers)
+    for endpoint, *given in (("start_merge", RECIPE, "ada/merged"), ("cancel_job", "e" * 64), ("my_jobs",)):
+        assert "E_LOGIN" in refusal(anonymous.predict, *given, api_name=f"/{endpoint}")
+    assert app.service.requests == []
+    assert app.service.store["e" * 64].state == "queued"
 
 
-def test_a_signed_in_user_starts_a_merge_of_their_own(client, pages):
-    job = start(client("ada"))
-    [(request, visitor)] = pages.service.requests
+def test_a_signed_in_user_starts_a_merge_of_their_own_which_nobody_else_sees_unless_it_is_made_public(app):
+    ada, bob = (app.client(headers=session_of(user)) for user in ("ada", "bob"))
+    job = ada.predict(RECIPE, "ada/merged", api_name="/start_merge")
+    [(request, visitor)] = app.service.requests
     assert (visitor.name, request.target, request.private, request.license) == ("ada", "ada/merged", True, None)
-    assert job == json.loads(json.dumps(asdict(pages.service.store[job["id"]])))
-    assert [j["id"] for j in client("ada").predict(api_name="/my_jobs")] == [job["id"]]
-    assert client("bob").predict(api_name="/my_jobs") == []
-
-
-@pytest.mark.parametrize(("action", "old", "new"), [("cancel", "queued", "cancelled"), ("retry", "failed", "queued")])
-def test_only_the_owner_cancels_a_job_or_tries_it_again(client, pages, action, old, new):
-    pages.service.put([job_view(JOB, state=old)])
-    assert "E_PERMISSION" in refusal(client("bob").predict, JOB, api_name=f"/{action}_job")
-    assert pages.service.store[JOB].state == old
-    assert client("ada").predict(JOB, api_name=f"/{action}_job")["state"] == new
-
-
-def test_a_job_with_a_private_target_is_shown_to_its_owner_only(client, pages):
-    pages.service.put([job_view(JOB, private=True, target="ada/secret")])
-    for stranger in (client(), client("bob")):
-        assert "ada/secret" not in refusal(stranger.predict, JOB, api_name="/job_status")
-    assert client("ada").predict(JOB, api_name="/job_status")["target"] == "ada/secret"
-
-
-def test_a_failure_of_the_hub_is_told_as_it_is(client, pages):
-    pages.service.failure = HubUnavailableError(HOSTILE, next_step="Try again later.")
-    text = refusal(client().predict, RECIPE, api_name="/inspect_merge")
-    assert text.startswith("E_HUB: ")
-    assert HOSTILE in text  # as text: gradio's client, like any other, gets it as JSON
-
-
-def test_nothing_can_be_uploaded_and_no_file_is_served(pages):
-    assert httpx.post(f"{pages.url}/gradio_api/upload", files={"files": b"x"}).status_code == 404
-    for path in ("/etc/passwd", "pyproject.toml"):
-        assert httpx.get(f"{pages.url}/gradio_api/file={path}").status_code == 403
+    assert job == json.loads(json.dumps(asdict(app.service.store[job["id"]])))
+    assert job == ada.predict(job["id"], api_name="/job_status") == ada.predict(api_name="/my_jobs")[0]
+    assert bob.predict(api_name="/my_jobs") == []
+    for stranger in (app.client(), bob):
+        assert "ada/merged" not in refusal(stranger.predict, job["id"], api_name="/job_status")
 
 
 @pytest.mark.parametrize(
@@ -485,8 +444,7 @@ def test_a_file_that_a_request_names_is_not_put_where_anybody_may_fetch_it(pages
     with ScriptedHub({}) as elsewhere:
         for path in (str(secret), f"file://{secret}", f"{elsewhere.endpoint}/{secret.name}"):
             named = around({"path": path, "meta": {"_type": "gradio.FileData"}})
-            asked = httpx.post(f"{pages.url}/gradio_api/call/{endpoint}", json={"data": [named]})
-            answer = httpx.get(f"{pages.url}/gradio_api/call/{endpoint}/{asked.json()['event_id']}", timeout=60).text
+            answer = answer_of(pages.url, endpoint, named)
             assert "E_RECIPE" in answer
             assert get_upload_folder() not in answer
         assert elsewhere.requests == []
@@ -496,6 +454,6 @@ def test_a_file_that_a_request_names_is_not_put_where_anybody_may_fetch_it(pages
 
 def test_no_token_and_no_secret_reaches_a_page(pages):
     for path in ("/", "/merge", "/activity", "/job", "/config", "/gradio_api/info"):
-        text = httpx.get(f"{pages.url}{path}", headers={"Cookie": f"session={session_cookie('ada')}"}).text
+        text = httpx.get(f"{pages.url}{path}", headers=session_of("ada")).text
         assert "token-of-ada" not in text
         assert CLIENT.client_secret not in text
