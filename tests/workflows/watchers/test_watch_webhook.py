@@ -1,6 +1,5 @@
 """The route through real HTTP: who is let in, what is kept, and that the same delivery is kept once."""
 
-import http.client
 import json
 import socket
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
-from watch_helpers import RIGHT, SECRET, payload, post, serving
+from watch_helpers import SECRET, payload, post, serving
 
 from hubmerge.errors import DiskError, LoginError
 from workflows.jobs.store import Store
@@ -54,7 +53,7 @@ def test_without_a_secret_there_is_no_route(inbox, secret):
         ({"X-Webhook-Secret": SECRET[:-1]}, 403),
         ({"X-Webhook-Secret": SECRET + "x"}, 403),
         ({"X-Webhook-Secret": SECRET.upper()}, 403),
-        ({"X-Webhook-Secret": "ÿ" * 10}, 403),
+        ({"X-Webhook-Secret": b"\xff" * 10}, 403),
     ],
 )
 def test_a_forged_delivery_is_refused(served, inbox, headers, status):
@@ -82,20 +81,10 @@ def test_a_body_above_the_limit_is_refused_stated_or_not(served, inbox):
     fits = json.dumps({**most, "filler": "x" * filler}).encode()
     assert len(fits) == MAX_BODY_BYTES
     assert post(served, fits + b" ")[0] == 413
-    assert chunked(served, [fits, b" "]) == 413
+    assert post(served, iter([fits, b" "]))[0] == 413
     assert inbox.pending() == {}
     assert post(served, fits)[0] == 202
-    assert chunked(served, [fits[:100], fits[100:]]) == 202
-
-
-def chunked(url: str, chunks: list[bytes]) -> int:
-    """A body without a stated length."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
-    try:
-        connection.request("POST", PATH, iter(chunks), RIGHT, encode_chunked=True)
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    assert post(served, iter([fits[:100], fits[100:]]))[0] == 202
 
 
 def test_an_endless_body_ends_at_the_limit(served):
