@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -16,16 +17,16 @@ from unittest.mock import Mock
 
 import pytest
 from job_helpers import QUICK, claim, job_id, make_worker, new_job, running
-from processes import ROOT, printed_by, until
+from processes import ROOT, until
 from pydantic import SecretStr
 
-from hubmerge.errors import HubmergeError, InternalError, LoginError, SettingsError
+from hubmerge.errors import DiskError, HubmergeError, InternalError, LoginError, SettingsError
 from hubmerge.isolation.child import append_to_log
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.settings import Settings
 from workflows.jobs import worker as worker_module
 from workflows.jobs.account import results_keys
-from workflows.jobs.jobs import DatabaseBusyError, State
+from workflows.jobs.jobs import DatabaseBusyError, Job, State
 from workflows.jobs.protocol import JobSpec
 from workflows.jobs.schema import SCHEMA_VERSION
 from workflows.jobs.store import Store
@@ -96,32 +97,23 @@ def test_a_network_disk_and_another_user_s_files_are_told_from_a_full_one(tmp_pa
         Store(tmp_path)
 
 
-FULL_DISK = """
-import resource, signal, sys
-from pathlib import Path
-from hubmerge.errors import DiskError
-from workflows.jobs.jobs import NewJob
-from workflows.jobs.schema import SCHEMA_VERSION
-from workflows.jobs.store import Store
-store = Store(Path(sys.argv[1]), jobs_per_user=10_000)
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
-for number in range(10_000):
-    try:
-        store.submit(NewJob(id=f"{number:064x}", user="ann", payload={"x": "y" * 1000}))
-    except DiskError as error:
-        print(number, store.get(f"{0:064x}").state, error)
-        break
-"""
-
-
 def test_a_full_disk_refuses_jobs_and_keeps_those_it_accepted(tmp_path):
-    accepted, state, message = printed_by(FULL_DISK, str(tmp_path)).split(maxsplit=2)
-    assert int(accepted) > 10
-    assert state == "queued"
-    assert message.startswith("E_DISK: the job database cannot be written")
-    store = Store(tmp_path, jobs_per_user=10_000)
-    assert len(store.list_jobs(limit=10_000)) == int(accepted)
+    store, (usual, most) = Store(tmp_path, jobs_per_user=10_000), resource.getrlimit(resource.RLIMIT_FSIZE)
+    accepted: list[Job] = []
+
+    def fill() -> None:
+        while len(accepted) < 10_000:
+            accepted.append(store.submit(new_job(str(len(accepted)), payload={"x": "y" * 1000})))
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, most))  # of which Python ignores the signal
+    try:
+        with pytest.raises(DiskError, match=r"^E_DISK: the job database cannot be written"):
+            fill()
+        assert store.get(accepted[0].id) == accepted[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))
+    assert len(accepted) > 10
+    assert store.list_jobs(limit=10_000) == tuple(reversed(accepted))
     assert store.submit(new_job("a")).state is State.QUEUED
     store.close()
     with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:

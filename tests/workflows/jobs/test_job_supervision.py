@@ -46,16 +46,12 @@ def supervised(
     *looks: list[Line],
     code: int = 0,
     kind: type[HubmergeError] | None = None,
-    shutdown: bool = False,
     **changes: Any,
 ) -> tuple[Job | None, ScriptedChild]:
     """A job after an attempt whose child said so much at each look, and then ended with a code."""
     store.submit(new_job("a", **changes))
     child: Any = ScriptedChild(store.clock, list(looks), code, kind)
-    told = Flag()
-    if shutdown:
-        told.set()
-    return Supervision(store, claim(store), child, Timing(idle_s=0.0)).run(told), child
+    return Supervision(store, claim(store), child, Timing(idle_s=0.0)).run(Flag()), child
 
 
 def failure(code: str, *, retryable: bool = True) -> list[Line]:
@@ -126,9 +122,3 @@ def test_a_database_that_refuses_for_nearly_a_lease_costs_no_event_and_no_attemp
     else:  # another worker may have it
         assert (left, job.state, job.stage) == (None, State.RUNNING, "")
         assert child.looks != []
-
-
-def test_a_worker_that_is_told_to_stop_gives_its_job_back(store):
-    job, child = supervised(store, [StageStarted(stage="stream")], [], DONE, shutdown=True)
-    assert (job.state, job.stage, len(child.looks)) == (State.QUEUED, "stream", 2)
-    assert (job.attempt, job.max_attempts) == (1, 6)  # this one does not count

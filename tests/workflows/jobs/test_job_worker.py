@@ -44,7 +44,7 @@ from workflows.jobs.child import run_job
 from workflows.jobs.jobs import HELD, DatabaseBusyError, Job, StaleFenceError, State
 from workflows.jobs.protocol import JobSpec, Statistics, decoded, encode
 from workflows.jobs.store import Store
-from workflows.jobs.tokens import SealedToken, TokenVault
+from workflows.jobs.tokens import TokenVault
 from workflows.jobs.worker import Worker, child_environment
 from workflows.serve import WorkerProcess
 
@@ -366,22 +366,6 @@ def test_a_folder_that_is_used_again_is_not_swept(tmp_path, live, monkeypatch):
     worker._discard(job.id)
     assert [path.name for path in (tmp_path / "jobs").iterdir()] == [job.id]
     assert (folder / "journal").exists()
-
-
-def test_a_worker_that_loses_a_job_early_goes_on(tmp_path, live, monkeypatch):
-    live.submit(new_job("a"), SealedToken("not a token", None))
-    live.submit(new_job("b", payload={"trace": str(tmp_path / "trace")}))
-    worker = make_worker(tmp_path, live, "steps")
-    open_token = worker._vault.open
-
-    def late(*given: Any) -> SecretStr:
-        live.cancelled(job_id("a"), 1)  # another worker had it meanwhile, and ended it
-        return open_token(*given)
-
-    monkeypatch.setattr(worker._vault, "open", late)
-    with running(worker):
-        until(lambda: live.get(job_id("b")).state is State.DONE)
-    assert live.get(job_id("a")).state is State.CANCELLED
 
 
 def test_a_worker_outlives_a_job_that_it_lost_and_a_database_that_is_busy(tmp_path, live, monkeypatch):

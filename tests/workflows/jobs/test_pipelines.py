@@ -13,8 +13,10 @@ from board_helpers import family, result
 from builders import f32, random_base, read_model, sparse_agent, write_model
 from huggingface_hub import HfApi
 from job_helpers import QUICK, job_spec, running, service_of, visitor
-from processes import ROOT, until
+from line import upload
+from processes import until
 from pydantic import SecretStr
+from source_helpers import ZOO
 
 from hubmerge import line
 from hubmerge.board.results_dataset import ResultsDataset
@@ -76,7 +78,7 @@ def test_the_result_says_where_it_is_and_what_it_took(hub, tmp_path):
     values, shards = merged(hub, tmp_path, "ada/pipeline-merged", agents=agents, method="linear")
     assert values["weights"] == shards != []
     names = ("base", "math", "tool")
-    fetched = sum((ROOT / "examples" / "zoo" / name / "model.safetensors").stat().st_size for name in names)
+    fetched = sum((ZOO / name / "model.safetensors").stat().st_size for name in names)
     assert values["run"]["fetch"]["bytes"] == fetched
     assert values["run"]["disk_high_water_bytes"] > fetched
     assert values["run"]["seconds"] > 0
@@ -93,8 +95,7 @@ def test_what_the_target_holds_already_is_told_and_not_merged_anew(hub, tmp_path
 
 def test_a_job_whose_agent_is_renamed_between_two_attempts_begins_anew(hub, api, tmp_path):
     """Nobody but the app can remove its folder, nor choose another one, as is told elsewhere."""
-    api.create_repo("ada/agent-before")
-    api.upload_folder(repo_id="ada/agent-before", folder_path=ROOT / "examples" / "zoo" / "math")
+    upload(api, ZOO / "math", "ada/agent-before")
     recipe = {"agents": ["ada/agent-before", "zoo/tool-agent"], "method": "linear"}
     with (
         patch.object(line, "publish_folder", side_effect=HubUnavailableError("away")),
@@ -297,7 +298,7 @@ def test_a_worker_compares_and_everybody_finds_the_result(zoo_hub, tmp_path, liv
     assert found.state == "done", found.error
     assert found.result is not None
     diff = Diff.from_json(found.result)
-    before, after = (read_model(ROOT / "examples" / "zoo" / name) for name in ("base", "math"))
+    before, after = (read_model(ZOO / name) for name in ("base", "math"))
     assert diff.total.changed == sum(int((np.abs(f32(after[n]) - f32(t)) > 1e-5).sum()) for n, t in before.items())
     assert len(diff.tensors) < diff.tensor_count
     again = service.compare("zoo/base", "zoo/math-agent", visitor(zoo_hub, "bob")).job
@@ -326,8 +327,7 @@ def test_of_private_models_nobody_learns(zoo_hub, api, store, tmp_path):
     models = ("ada/secret-base", "ada/secret-agent")
     base = random_base(0)
     for name, tensors in zip(models, (base, sparse_agent(base, 0.1, 1)), strict=True):
-        api.create_repo(name, private=True)
-        api.upload_folder(repo_id=name, folder_path=write_model(tmp_path / name, tensors))
+        upload(api, write_model(tmp_path / name, tensors), name, private=True)
     service = service_of(zoo_hub.endpoint, store)
     ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
     job = service.compare(*models, ada).job
