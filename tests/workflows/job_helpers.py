@@ -14,6 +14,7 @@ from typing import Any
 from processes import ROOT
 
 from hubmerge.board.results_dataset import ResultsDataset
+from hubmerge.errors import EvaluationError
 from hubmerge.hub.client import Hub
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
@@ -73,6 +74,8 @@ class FakeScores(RecordedScores):
         self.flags: dict[Pin, str] = {}
 
     def suite_version(self, suite: str) -> str:
+        if suite == "gone":
+            raise EvaluationError("there is no such suite")
         return self.version
 
     def known_scores(self) -> frozenset[ScoreKey]:

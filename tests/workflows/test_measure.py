@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from huggingface_hub import HfApi
 from job_helpers import FINAL, FakeScores, claim, ended, visitor
+from line import upload
 from pydantic import SecretStr
 from source_helpers import ZOO, zoo_adapter
 
@@ -199,10 +200,8 @@ def test_an_adapter_is_measured_where_its_base_could_be(site, tmp_path):
     api = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
     for name, base in (("open", "zoo/base"), ("on-gated", "ada/gated-base"), ("on-private", "ada/private-base")):
         if base != "zoo/base":
-            api.create_repo(base, private="private" in base, exist_ok=True)
-            api.upload_folder(repo_id=base, folder_path=ZOO / "base")
-        api.create_repo(f"ada/{name}", exist_ok=True)
-        api.upload_folder(repo_id=f"ada/{name}", folder_path=zoo_adapter(tmp_path / name, base))
+            upload(api, ZOO / "base", base, private="private" in base)
+        upload(api, zoo_adapter(tmp_path / name, base), f"ada/{name}")
     api.update_repo_settings("ada/gated-base", gated="auto")
     for name, error in (("on-gated", GatedError), ("on-private", EvaluationError)):
         with pytest.raises(error):

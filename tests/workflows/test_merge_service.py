@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from huggingface_hub import HfApi
 from job_helpers import FINAL, NOWHERE, claim, ended, make_worker, new_job, service_of, visitor
+from line import upload
 from pydantic import SecretStr
 from source_helpers import ZOO
 
@@ -86,19 +87,6 @@ def test_the_license_that_was_stated_for_a_merge_is_told_to_its_owner_alone(zoo_
     assert (service.job(job.id, ada).license, others) == ("apache-2.0", [None, None])
 
 
-def test_a_published_merge_does_not_stand_for_one_with_another_license(zoo_hub, store):
-    service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
-    usual = MergeRequest(RECIPE, "ada/licensed-before", private=False)
-    job = service.submit(usual, ada)
-    store.finish(job.id, store.claim("worker").fence, {"repo": usual.target})
-    api = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"])
-    api.create_repo(usual.target)
-    manifest = json.dumps({"identity": job.id}).encode()
-    api.upload_file(path_or_fileobj=manifest, path_in_repo="hubmerge.json", repo_id=usual.target)
-    with pytest.raises(TargetExistsError, match=r"expected .* license gpl-3.0, got .* license apache-2.0"):
-        service.submit(replace(usual, license="gpl-3.0"), ada)
-
-
 def test_a_job_needs_login_once_its_sign_in_has_ended(zoo_hub, tmp_path, store, clock):
     service = service_of(zoo_hub.endpoint, store)
     request = MergeRequest(RECIPE, "ada/later", private=False)
@@ -125,8 +113,7 @@ def test_models_without_a_license_start_once_the_form_states_one(zoo_hub, store,
     api, folder = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"]), tmp_path / "open"
     shutil.copytree(ZOO / "tool", folder)
     (folder / "README.md").unlink()
-    api.create_repo("zoo/open-agent")
-    api.upload_folder(repo_id="zoo/open-agent", folder_path=folder)
+    upload(api, folder, "zoo/open-agent")
     service = service_of(zoo_hub.endpoint, store)
     ada = visitor(zoo_hub, "ada")
     recipe = {**RECIPE, "agents": ["zoo/math-agent", "zoo/open-agent"]}
@@ -217,8 +204,7 @@ def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub, 
 
 def test_a_look_into_a_few_layers_needs_the_right_to_read_the_models(zoo_hub, store):
     api = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"])
-    api.create_repo("ada/hidden-agent", private=True)
-    api.upload_folder(repo_id="ada/hidden-agent", folder_path=ZOO / "tool")
+    upload(api, ZOO / "tool", "ada/hidden-agent", private=True)
     service = service_of(zoo_hub.endpoint, store, token=SecretStr(zoo_hub.tokens["ada"]))  # which is not the visitor's
     recipe = {**RECIPE, "agents": ["zoo/math-agent", "ada/hidden-agent"]}
     found = service.preview(recipe, visitor(zoo_hub, "ada"))

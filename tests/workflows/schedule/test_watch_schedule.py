@@ -14,9 +14,9 @@ import apscheduler.schedulers.base
 import pytest
 from job_helpers import FINAL, FakeScores, ended, new_job
 from processes import until
-from watch_helpers import facts, finish, jobs, joined, rule_for, rule_of, skipped
+from watch_helpers import facts, finish, jobs, joined, rule_for, skipped
 
-from hubmerge.errors import EvaluationError, HubUnavailableError, QuotaError, SourceNotFoundError
+from hubmerge.errors import HubUnavailableError, QuotaError, SourceNotFoundError
 from workflows.bot import Intervals
 from workflows.jobs.evaluations import (
     OF_CANDIDATE,
@@ -39,27 +39,12 @@ ACCOUNT: Any = SimpleNamespace(name="ada", seal=lambda job_id: SealedToken(f"sea
 PARENTS = [f"{name}@{SHA[name]}" for name in (MATH, TOOL)]
 
 
-class Board(FakeScores):
-    """It knows no suite `old`, and counts how often it is looked at."""
-
-    looks = 0
-
-    def suite_version(self, suite: str) -> str:
-        if suite == "old":
-            raise EvaluationError("there is no such suite")
-        return self.version
-
-    def known_scores(self) -> frozenset[ScoreKey]:
-        self.looks += 1
-        return super().known_scores()
-
-
 class Bench:
     """A store with merges, and requests for scores of a board that the test writes."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.board = Board()
+        self.board = FakeScores()
         self.requests = EvaluationRequests(store, ACCOUNT, self.board)
 
     def merge(
@@ -108,16 +93,18 @@ def test_the_identity_of_an_evaluation_by_hand():
     assert (job.kind, job.payload) == ("evaluate", asked)
 
 
-def test_a_done_merge_is_evaluated_with_its_parents_and_base_once_a_version_of_its_suite(bench, caplog):
+def test_a_done_merge_is_evaluated_with_its_parents_and_base_once_a_version_of_its_suite(bench, caplog, monkeypatch):
+    looked = Mock(side_effect=bench.board.known_scores)
+    monkeypatch.setattr(bench.board, "known_scores", looked)
     bench.merge("failed", state=State.FAILED)
     bench.merge("one")
-    bench.merge("gone", suite="old")
+    bench.merge("gone", suite="gone")
     bench.merge("three", [*PARENTS, {"model": f"{MEM}@{SHA[MEM]}", "weight": 0.5}])
     bench.merge("waits", state=State.QUEUED)
     for _ in range(3):
         assert bench.tick() == 0
-    assert bench.board.looks == 1  # only where there is no job
-    assert caplog.text.count("nothing is evaluated with old now") == 1, "not at every tick"
+    looked.assert_called_once()  # only where there is no job
+    assert caplog.text.count("nothing is evaluated with gone now") == 1, "not at every tick"
     merged = {("ada/one", f"{3:040x}"), ("ada/three", f"{5:040x}")}
     assert bench.asked() == merged | {(name, SHA[name]) for name in (BASE, MATH, TOOL, MEM)}
     assert len(bench.evaluations()) == 6  # each parent once, not once per merge
@@ -333,25 +320,16 @@ def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(agents, bot_for):
 
 
 @pytest.mark.parametrize("join", [None, {"best": 2}])
-def test_a_flagged_model_joins_no_set(agents, bot_for, join):
-    base, names = agents.family(3)
-    rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/clean-{set}", suite="zoo", join=join)
-    scores = FakeScores()
-    scores.means = {(name, agents.head(name)): 0.5 for name in names}
-    scores.flags = {(names[0], agents.head(names[0])): "contaminated: saw the test set"}
-    [turn] = bot_for(rule, scores=scores).watchers.poll()
-    assert joined(turn) == names[1:]
-    [skip] = turn.decision.skips
-    assert (skip.subject, skip.code, skip.text) == (names[0], "flagged", "contaminated: saw the test set")
-
-
-def test_a_flagged_model_neither_joins_nor_is_evaluated(agents, bot_for):
+def test_a_flagged_model_neither_joins_nor_is_evaluated(agents, bot_for, join):
     base, names = agents.family(3)
     scores = FakeScores()
     scores.flags = {(names[0], agents.head(names[0])): "contaminated: saw the test set"}
-    bot = bot_for(rule_for(base, suite="zoo", join={"best": 2}), scores=scores, jobs_per_user=20)
+    bot = bot_for(rule_for(base, suite="zoo", join=join), scores=scores, jobs_per_user=20)
     [turn] = bot.watchers.poll()
-    assert {job.payload["model"] for job in bot.store.list_jobs()} == set(names[1:])
+    if join is None:
+        assert joined(turn) == names[1:]
+    else:
+        assert {job.payload["model"] for job in bot.store.list_jobs()} == set(names[1:])
     told = {skip.subject: (skip.code, skip.text) for skip in turn.decision.skips}
     assert told[names[0]] == ("flagged", "contaminated: saw the test set")
 

@@ -11,6 +11,7 @@ import yaml
 from builders import T, random_base, sparse_agent, tokenizer_files
 from huggingface_hub import CommitOperationAdd
 from job_helpers import FakeScores, visitor
+from line import upload
 from source_helpers import ADAPTED, lora, pair, write_adapter
 from watch_helpers import BASE_WEIGHTS, Agents, deliver, finish, jobs, joined, one, refuse, rule_for, skipped
 
@@ -84,9 +85,7 @@ def push_adapter(agents: Agents, name: str, folder: Path, base: str, seed: int =
     write_adapter(folder, pair(ADAPTED, *factors), base_model_name_or_path=card.pop("trained_on", base))
     front = {"license": "apache-2.0", "base_model": base, **card}
     (folder / "README.md").write_text(f"---\n{yaml.safe_dump(front)}---\n")
-    agents.api.create_repo(name)
-    agents.api.upload_folder(repo_id=name, folder_path=folder)
-    return name
+    return upload(agents.api, folder, name)
 
 
 def test_adapters_are_found_whatever_library_their_cards_name(agents, bot_for, tmp_path):
@@ -400,19 +399,6 @@ def test_a_merge_uploaded_again_without_its_manifest_is_known_by_its_weights(age
     assert (new in joined(turn), skipped(turn)) == (True, {again: "own_output"})
     # and after a restart, from memory
     assert skipped(one(bot_for(rule_for(base)).watchers.poll())) == {again: "own_output"}
-
-
-def test_an_agent_closed_since_holds_nothing_up(agents, bot_for, monkeypatch):
-    base, (first, closed) = agents.family(2)
-    bot = bot_for(rule_for(base, min_agents=3))
-    assert one(bot.watchers.poll()).decision.waiting == "2 of at least 3 agents so far"
-    others = [first, agents.agent(base), agents.agent(base)]
-    refuse(monkeypatch, "read_range", closed, GatedError("a gated repo", where=closed))
-    [turn] = bot.watchers.poll()
-    assert turn.error.code == "E_GATED"
-    turn = one(bot.watchers.poll())
-    assert (joined(turn), skipped(turn)) == (sorted(others), {closed: "E_GATED"})
-    assert turn.job is not None
 
 
 # --- owners and their trials --------------------------------------------------------------------------------------
