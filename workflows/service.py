@@ -73,6 +73,7 @@ from workflows.values import (
 )
 
 MAX_READ_BYTES = 16_000_000  # of a model's card, and of a merge's report
+MAX_READ_VALUES = 1_000_000  # of a report; one of 32 agents and 80 layers has half of them
 MOST_OF_MEMORY = 0.6  # that weights may take: batches and the process itself need the rest
 MOST_LISTED = 100  # evaluations that wait
 _ZOO = "zoo"  # its questions are on an embedded Hub alone
@@ -372,7 +373,10 @@ def _digest(token: str) -> bytes:
 
 
 def _report(text: str) -> dict[str, Any]:
-    """A stranger's JSON; none where it holds what can be told to nobody: NaN, half a character, endless nesting."""
+    """A stranger's JSON; none where it holds what can be told to nobody: NaN, half a character, endless nesting, or so
+    many values, such as 5 million empty lists, that an answer of them would take minutes and gigabytes."""
+    if sum(map(text.count, ",[{")) > MAX_READ_VALUES:
+        return {}
     try:
         found = from_json(text, allow_inf_nan=False)
     except ValueError:

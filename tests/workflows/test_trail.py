@@ -11,7 +11,7 @@ from localhub.process import LocalHubProcess
 from workflows.jobs.evaluations import ScoreKey, evaluation_job
 from workflows.jobs.jobs import NewJob
 from workflows.jobs.store import Store
-from workflows.service import Service, _report
+from workflows.service import MAX_READ_VALUES, Service, _report
 from workflows.trail import LOG_EVENTS, Trail, stage_times
 from workflows.values import JobView, Visitor
 
@@ -171,7 +171,12 @@ def test_card_and_report_come_with_the_commit_and_the_license_and_a_file_without
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, "[1]", "{", "", '{"x": "\\ud800"}', '{"x": NaN}', '{"x": %s}' % ("[" * 900 + "]" * 900)]
+    "text",
+    [
+        *("[" * 100_000, "[1]", "{", "", '{"x": "\\ud800"}', '{"x": NaN}', '{"x": %s}' % ("[" * 900 + "]" * 900)),
+        '{"x": [%s[]]}' % ("[]," * (MAX_READ_VALUES // 2)),
+    ],
+    ids=lambda text: text[:9],
 )
 def test_a_report_that_is_none_or_that_an_answer_could_tell_nobody_is_empty(text):
     assert _report(text) == {}
