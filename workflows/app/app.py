@@ -45,7 +45,7 @@ from workflows.app.leaderboard_page import board_routes, leaderboard_page
 from workflows.app.mcp import answer_mcp_here
 from workflows.app.merge_page import merge_page
 from workflows.app.model_page import model_page
-from workflows.app.session import Sessions
+from workflows.app.session import Sessions, Unread
 from workflows.app.signin import AskedScopes, OAuthClient, SmallSession, use_oauth_client, use_the_space_s_client
 from workflows.app.site import Site, site_routes
 from workflows.app.watchers_page import watchers_page
@@ -96,18 +96,23 @@ def build_app(
             if not page.path:
                 add_api(service, lanes, board, watchers)
     demo.queue(max_size=QUEUE_MAX, default_concurrency_limit=CONCURRENCY, api_open=False)
+    demo._queue.pending_messages_per_session = Unread(2000)
     return demo
 
 
 class _Pages(gr.Blocks):  # type: ignore[misc]
     """gr.Blocks that take no files, and nothing for what a request leaves out at its end.
 
-    gradio copies a file that a request names, or fetches an address, to where anybody may have it.
+    gradio copies a file that a request names, or fetches an address, to where anybody may have it. It also tells its
+    log, with a traceback, each value that is none of a box's choices: a stranger's text, as long as a request may be.
     """
 
     async def preprocess_data(self, block_fn: Any, inputs: Any, *more: Any, **named: Any) -> Any:
         left_out = [None] * (len(block_fn.inputs) - len(inputs))
-        return await super().preprocess_data(block_fn, [*without_files(inputs), *left_out], *more, **named)
+        try:
+            return await super().preprocess_data(block_fn, [*without_files(inputs), *left_out], *more, **named)
+        except (gr.Error, RecursionError) as error:
+            raise gr.Error(getattr(error, "message", str(error)), print_exception=False) from None
 
 
 def pages_of(board: DatasetBoard | None) -> list[Page]:

@@ -96,7 +96,9 @@ def _capped(receive: Receive) -> Receive:
 
 
 def without_files(value: Any) -> Any:
-    """`value` with nothing in it that gradio takes for a file."""
+    """`value` with nothing in it that gradio takes for a file, and no half of a character, which no answer can tell."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
     if isinstance(value, list):
         return [without_files(one) for one in value]
     if not isinstance(value, dict):

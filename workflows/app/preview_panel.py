@@ -65,7 +65,8 @@ def wire_look(
         return [preview_panel(found), gr.update(value=words, visible=other), found.method]
 
     def taken(method: str) -> list[Any]:
-        return [gr.update(value=method), gr.update(visible=False)]
+        # what is no choice gradio would tell in a warning, of which Python keeps every text
+        return [gr.update(value=method) if method in registry() else gr.skip(), gr.update(visible=False)]
 
     outputs = [look.panel, look.take, look.method]
     asked = lanes.asking(for_visitor(looking), lambda e: [problems_panel(e), gr.update(visible=False), ""])

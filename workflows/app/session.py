@@ -1,6 +1,8 @@
 """Reads the visitor from gradio's signed session, never from a field of the form."""
 
 import inspect
+import re
+from asyncio import Queue as AsyncQueue
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -9,12 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
+from fastapi import HTTPException
 from gradio.state_holder import SessionState, StateHolder
+from gradio.utils import LRUCache
 
 from hubmerge.errors import LoginError
 from workflows.service import Service
 from workflows.values import Visitor
 
+MOST_UNREAD = 256  # sessions in which an answer waits for whoever asked
+_ID = re.compile(r"[\w-]{1,64}", re.ASCII)  # a browser makes up that of its page
 FOR_PROGRAMS = "; a program sends its token (Client(…, oauth_token=…))"  # of a next step; pages leave it out
 
 
@@ -24,10 +30,25 @@ class Sessions(StateHolder):  # type: ignore[misc]
 
     def __getitem__(self, session_id: str) -> SessionState:
         if session_id not in self.session_data:
+            if not _ID.fullmatch(session_id):
+                raise HTTPException(422, "no id of a session: at most 64 letters, digits, _ and -")
             state = SessionState(SimpleNamespace(default_config=self.blocks.default_config, blocks=()))
             state.config_values = _Nowhere()
             self.session_data[session_id] = state
         return super().__getitem__(session_id)
+
+
+class Unread(LRUCache[str, Any]):  # type: ignore[misc]
+    """gradio's messages to each session. An answer that nobody fetches would wait until 2,000 other sessions have come,
+    and may have 16 MB."""
+
+    def __setitem__(self, session_id: str, messages: Any) -> None:
+        for old in [old for old, waiting in self.items() if not waiting.empty()][:-MOST_UNREAD]:
+            del self[old]
+        super().__setitem__(session_id, messages)
+
+    def __missing__(self, session_id: str) -> Any:
+        return AsyncQueue()  # for what still runs for one that is gone
 
 
 class _Nowhere(dict[int, Any]):

@@ -1,16 +1,20 @@
 """The server: other routes beside the pages, a taken port, no sign-in without a provider, and a Space as it is."""
 
+import asyncio
 import gc
+import json
 import os
 import threading
 import tracemalloc
 import urllib.request
+import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 from urllib.parse import parse_qs, urlsplit
+from uuid import uuid4
 
 import gradio as gr
 import httpx
@@ -26,7 +30,7 @@ from hubmerge.settings import Settings
 from workflows import serve
 from workflows.app.app import QUEUE_MAX, build_app, launch_app
 from workflows.app.lanes import ANONYMOUS_EACH
-from workflows.app.session import Sessions
+from workflows.app.session import MOST_UNREAD, Sessions
 
 SETTINGS = Settings(endpoint="http://127.0.0.1:9")
 ON_A_SPACE = """
@@ -121,11 +125,48 @@ def test_a_call_of_a_program_leaves_little_in_memory():
 def test_a_page_s_session_keeps_no_settings_of_what_it_was_shown():
     sessions, demo = Sessions(), build_app(FakeService(), settings=SETTINGS, sign_in=False)
     sessions.set_blocks(demo)
-    state = sessions["a page"]
+    state = sessions["a-page"]
     [number, *_] = [number for number, block in demo.blocks.items() if isinstance(block, gr.HTML)]
     state[number] = gr.HTML("long" * 1000, render=False)
     state._update_value_in_config(number, "long" * 1000)
     assert len(state.config_values) == 0
+
+
+def test_a_session_has_a_short_id_and_few_sessions_keep_an_answer_that_nobody_fetches(pages):
+    for session in ("s" * 65, "a<gradio-sep>b", "ä"):  # gradio keeps it, and reads its tasks' names by that mark
+        body = {"data": [], "fn_index": 0, "session_hash": session}
+        for way in ("queue/join", "run/predict"):
+            assert httpx.post(f"{pages.url}/gradio_api/{way}", json=body).status_code == 422
+    messages = build_app(FakeService(), settings=SETTINGS, sign_in=False)._queue.pending_messages_per_session
+    messages["reading"] = asyncio.Queue()
+    for number in range(MOST_UNREAD + 2):
+        messages[str(number)] = asyncio.Queue()
+        messages[str(number)].put_nowait("an answer")
+    assert list(messages)[:2] == ["reading", "1"]
+    messages["0"].put_nowait("the next one")  # of what went on meanwhile
+    assert "0" not in messages
+
+
+def test_a_forged_value_writes_nothing_into_the_log(pages, capfd):
+    forged = ["no choice\nINFO a line of my own", "\ud800", [[] for _ in range(3)]]
+    for _ in range(450):
+        forged[-1] = [forged[-1]]
+    config = httpx.get(f"{pages.url}/config").json()
+    kinds = {part["id"]: part["type"] for part in config["components"]}
+    events = [
+        event
+        for event in config["dependencies"]
+        if event["backend_fn"] and {"dropdown", "radio", "textbox"} & {kinds[part] for part in event["inputs"]}
+    ]
+    assert len(events) > 15
+    with warnings.catch_warnings(record=True) as warned, ThreadPoolExecutor(ANONYMOUS_EACH) as several:
+        warnings.simplefilter("always")
+        tried = [(event, value) for event in events for value in forged]
+        answers = several.map(lambda one: _call(pages.url, one[0]["id"], [one[1]] * len(one[0]["inputs"]), {}), tried)
+        assert all(answers)
+    told = capfd.readouterr().err
+    assert not [line for line in told.splitlines() if "of my own" in line or "Recursion" in line or "surrog" in line]
+    assert not [each for each in warned if "of my own" in str(each.message)]
 
 
 def test_the_queue_is_bounded_and_skipping_it_is_not_allowed():
@@ -182,13 +223,14 @@ def test_the_hidden_handlers_of_the_pages_are_authorised_too(pages):
 
 
 def _call(url: str, number: int, data: list[Any], headers: dict[str, str]) -> str:
-    body = {"data": data, "fn_index": number, "session_hash": f"s{number}"}
+    body = {"data": data, "fn_index": number, "session_hash": uuid4().hex}
     with httpx.Client(base_url=url, headers=headers, timeout=30) as http:
-        joined = http.post("/gradio_api/queue/join", json=body)
+        as_json = {"content": json.dumps(body), "headers": {"content-type": "application/json"}}
+        joined = http.post("/gradio_api/queue/join", **as_json)
         if joined.status_code != 200:
             return joined.text
         lines = []
-        with http.stream("GET", "/gradio_api/queue/data", params={"session_hash": f"s{number}"}) as stream:
+        with http.stream("GET", "/gradio_api/queue/data", params={"session_hash": body["session_hash"]}) as stream:
             for line in stream.iter_lines():
                 lines.append(line)
                 if '"process_completed"' in line:
