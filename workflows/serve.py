@@ -57,8 +57,9 @@ class WorkerProcess:
             "HF_ENDPOINT": settings.endpoint,
             "HUBMERGE_DATA": str(settings.data_dir.resolve()),
         }
-        # the worker acts with each job's own token only
-        self._environment.pop("HF_TOKEN", None)
+        # the worker acts with each job's own token only, and answers nobody
+        for name in ("HF_TOKEN", "OAUTH_CLIENT_SECRET", "HUBMERGE_WEBHOOK_SECRET"):
+            self._environment.pop(name, None)
         self._stop = stop
         self._thread = threading.Thread(target=self._keep, name="hubmerge-worker-keeper", daemon=True)
 

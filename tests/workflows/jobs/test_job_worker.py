@@ -383,6 +383,17 @@ def test_a_worker_that_could_not_be_started_is_started_later(tmp_path, monkeypat
         until(lambda: crowded.call_count > 1)
 
 
+def test_a_worker_process_has_no_secret_that_only_the_app_needs(tmp_path, monkeypatch):
+    started, stop = Mock(side_effect=OSError), threading.Event()
+    for name in ("HF_TOKEN", "OAUTH_CLIENT_SECRET", "HUBMERGE_WEBHOOK_SECRET", "HUBMERGE_SECRET"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setattr(subprocess, "Popen", started)
+    with WorkerProcess(Settings(data_dir=tmp_path), stop=stop):
+        until(lambda: started.called)
+    given = started.call_args.kwargs["env"]
+    assert [name for name, value in given.items() if value == "secret"] == ["HUBMERGE_SECRET"]  # opens jobs' tokens
+
+
 def test_a_disk_without_room_for_a_job_s_folder_is_waited_for_as_any_full_disk(tmp_path, live):
     (tmp_path / "jobs").touch()
     job = run_one(tmp_path, live, "steps", trace=str(tmp_path / "trace"))
