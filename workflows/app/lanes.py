@@ -67,7 +67,7 @@ class _Lane:
         if ended:
             return done.result()
         done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else asks for it
-        what, limit = "the Hub did not answer in the time that one question may take", f"at most {self._wall_s:g} s"
+        what, limit = "no answer was ready in the time that one question may take", f"at most {self._wall_s:g} s"
         raise QuotaError(what, expected=limit, next_step=self._later)
 
     def take(self, visitor: str) -> None:
